@@ -1,0 +1,203 @@
+//! Reads every setting of the program once, at start; nothing else reads the environment.
+
+pub(crate) mod document;
+mod manual;
+mod policy;
+mod reader;
+#[cfg(test)]
+pub(crate) mod scratch;
+mod spelling;
+mod table;
+#[cfg(test)]
+mod tests;
+mod value;
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::num::NonZeroU32;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use pointsman_plugin::KvRouterConfig;
+
+pub(crate) use manual::{markdown, plain};
+pub(crate) use reader::{Environment, SettingError};
+
+use reader::Values;
+use value::Port;
+
+use crate::telemetry;
+
+/// Everything the program was told, checked.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    pub(crate) model_name: Option<String>,
+    /// For workers that state none.
+    pub(crate) block_size: Option<NonZeroU32>,
+    pub(crate) workers_file: Option<PathBuf>,
+    pub(crate) policy_file: Option<PathBuf>,
+    pub(crate) router: KvRouterConfig,
+    pub(crate) tokenizer: Tokenizer,
+    pub(crate) listen: Listen,
+    pub(crate) limits: Limits,
+    pub(crate) log: telemetry::Config,
+    pub(crate) debug_headers: bool,
+    /// Published names that were set and have no effect so far.
+    pub(crate) ignored: Vec<String>,
+}
+
+/// How prompts become tokens.
+#[derive(Clone, Debug)]
+pub(crate) struct Tokenizer {
+    pub(crate) dir: Option<PathBuf>,
+    pub(crate) timeout: Duration,
+    pub(crate) threads: usize,
+    pub(crate) max_waiting: usize,
+}
+
+/// Where the program listens; port 0 is one that the system picks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Listen {
+    pub(crate) ext_proc: SocketAddr,
+    pub(crate) health: SocketAddr,
+    pub(crate) admin: Option<SocketAddr>,
+    pub(crate) secure: bool,
+    pub(crate) threads: usize,
+}
+
+/// Bounds and waits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    pub(crate) inflight_requests: usize,
+    pub(crate) body_bytes: usize,
+    pub(crate) connections: usize,
+    pub(crate) body_idle: Duration,
+    pub(crate) response_idle: Duration,
+    pub(crate) tls_handshake: Duration,
+    pub(crate) shutdown_propagation: Duration,
+    pub(crate) shutdown_drain: Duration,
+}
+
+impl Settings {
+    /// Reads all settings, and all that is wrong with them; what is wrong has its default.
+    pub(crate) fn examine(environment: &Environment<'_>) -> (Self, Vec<SettingError>) {
+        let mut values = Values::collect(environment);
+        if values.text("DYN_EPP_MODE").as_deref() == Some("dynamo") {
+            values.refuse(
+                "DYN_EPP_MODE",
+                "there is no runtime mode; leave it unset, or set it to standalone",
+            );
+        }
+        let settings = Self {
+            model_name: values.text("DYN_MODEL_NAME"),
+            block_size: values
+                .count("DYN_KV_CACHE_BLOCK_SIZE")
+                .and_then(|size| NonZeroU32::new(u32::try_from(size).ok()?)),
+            workers_file: values.path("POINTSMAN_WORKERS_FILE"),
+            policy_file: values.path("DYN_ROUTER_POLICY_CONFIG"),
+            router: router(&mut values),
+            tokenizer: Tokenizer {
+                dir: values.path("POINTSMAN_TOKENIZER_DIR"),
+                timeout: values.millis("DYN_EPP_TOKENIZATION_TIMEOUT_MS"),
+                threads: values.size("POINTSMAN_TOKENIZER_THREADS"),
+                max_waiting: values.size("POINTSMAN_TOKENIZER_MAX_WAITING"),
+            },
+            listen: listen(&mut values),
+            limits: limits(&values),
+            log: telemetry::Config {
+                filter: values.text("POINTSMAN_LOG").unwrap_or_default(),
+                json: values.text("POINTSMAN_LOG_FORMAT").as_deref() == Some("json"),
+            },
+            debug_headers: values.bool("POINTSMAN_DEBUG_HEADERS"),
+            ignored: std::mem::take(&mut values.ignored),
+        };
+        (settings, values.mistakes)
+    }
+
+    /// Examines the settings of this process.
+    pub(crate) fn of_process() -> (Self, Vec<SettingError>) {
+        Self::examine(&Environment {
+            read: &|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()),
+            names: std::env::vars_os()
+                .map(|(name, _)| name.to_string_lossy().into_owned())
+                .collect(),
+        })
+    }
+}
+
+fn router(values: &mut Values) -> KvRouterConfig {
+    let track_active_blocks = values.bool("DYN_ROUTER_TRACK_ACTIVE_BLOCKS");
+    let output_blocks_asked = values.is_set("DYN_ROUTER_TRACK_OUTPUT_BLOCKS");
+    let track_output_blocks = values.bool("DYN_ROUTER_TRACK_OUTPUT_BLOCKS");
+    if output_blocks_asked && track_output_blocks && !track_active_blocks {
+        values.refuse(
+            "DYN_ROUTER_TRACK_OUTPUT_BLOCKS",
+            "true needs DYN_ROUTER_TRACK_ACTIVE_BLOCKS=true",
+        );
+    }
+    let mut config = KvRouterConfig {
+        overlap_score_credit: values.number("DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT"),
+        overlap_score_credit_decay: values.number("DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT_DECAY"),
+        prefill_load_scale: values.number("DYN_ROUTER_PREFILL_LOAD_SCALE"),
+        decode_active_request_weight: values.number("DYN_ROUTER_DECODE_ACTIVE_REQUEST_WEIGHT"),
+        host_cache_hit_weight: values.number("DYN_ROUTER_HOST_CACHE_HIT_WEIGHT"),
+        disk_cache_hit_weight: values.number("DYN_ROUTER_DISK_CACHE_HIT_WEIGHT"),
+        router_temperature: values.number("DYN_ROUTER_TEMPERATURE"),
+        router_track_active_blocks: track_active_blocks,
+        router_track_output_blocks: track_output_blocks && track_active_blocks,
+        router_assume_kv_reuse: values.bool("DYN_ROUTER_ASSUME_KV_REUSE"),
+        router_track_prefill_tokens: values.bool("DYN_ROUTER_TRACK_PREFILL_TOKENS"),
+        ..KvRouterConfig::default()
+    };
+    policy::apply(values, &mut config);
+    config
+}
+
+fn listen(values: &mut Values) -> Listen {
+    const ADMIN: &str = "DYN_EPP_METRICS_PORT";
+    let ports = [
+        (
+            "POINTSMAN_EXT_PROC_PORT",
+            values.port("POINTSMAN_EXT_PROC_PORT"),
+        ),
+        (
+            "POINTSMAN_HEALTH_PORT",
+            values.port("POINTSMAN_HEALTH_PORT"),
+        ),
+        (ADMIN, values.port(ADMIN)),
+    ];
+    for (index, (name, port)) in ports.iter().enumerate() {
+        let taken = ports[..index].iter().find(|(_, other)| other == port);
+        if let (Some((other, _)), Port::Number(number @ 1..)) = (taken, port) {
+            let other = values.origin(other);
+            values.refuse(name, format!("port {number} is that of {other} too"));
+        }
+    }
+    let host = values
+        .host("POINTSMAN_HOST")
+        .unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
+    let address = |port| match port {
+        Port::Number(number) => SocketAddr::new(host, number),
+        Port::Auto => SocketAddr::new(host, 0),
+    };
+    let [(_, ext_proc), (_, health), (_, admin)] = ports;
+    Listen {
+        ext_proc: address(ext_proc),
+        health: address(health),
+        admin: (admin != Port::Number(0)).then(|| address(admin)),
+        secure: values.bool("DYN_SECURE_SERVING"),
+        threads: values.size("POINTSMAN_THREADS"),
+    }
+}
+
+fn limits(values: &Values) -> Limits {
+    Limits {
+        inflight_requests: values.size("DYN_EPP_MAX_INFLIGHT_REQUESTS"),
+        body_bytes: values.size("POINTSMAN_MAX_BODY_BYTES"),
+        connections: values.size("POINTSMAN_MAX_CONNECTIONS"),
+        body_idle: values.millis("POINTSMAN_BODY_IDLE_MS"),
+        response_idle: values.millis("POINTSMAN_RESPONSE_IDLE_MS"),
+        tls_handshake: values.millis("POINTSMAN_TLS_HANDSHAKE_MS"),
+        shutdown_propagation: values.seconds("DYN_EPP_GRACEFUL_SHUTDOWN_PROPAGATION_SECS"),
+        shutdown_drain: values.seconds("POINTSMAN_SHUTDOWN_DRAIN_SECS"),
+    }
+}
