@@ -1,0 +1,37 @@
+//! Read-only pages about the running picker, for people and probes; never changes anything.
+
+mod pages;
+mod server;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::routing::get;
+use pointsman_service::SelectionService;
+use prometheus_client::registry::Registry;
+
+pub(crate) use server::{Server, ServerError};
+
+/// What the pages tell about.
+#[derive(Clone)]
+struct Shown {
+    service: SelectionService,
+    registry: Arc<Registry>,
+}
+
+/// The pages; one `GET` route each.
+pub(crate) fn router(service: SelectionService, registry: Arc<Registry>) -> Router {
+    Router::new()
+        .route("/", get(pages::index))
+        .route("/metrics", get(pages::metrics))
+        .route("/health", get(pages::health))
+        .route("/ready", get(pages::ready))
+        .route("/workers", get(pages::workers))
+        .route("/loads", get(pages::loads))
+        .route("/events/applied", get(pages::events_applied))
+        .fallback(pages::not_found)
+        .method_not_allowed_fallback(pages::method_not_allowed)
+        .with_state(Shown { service, registry })
+}

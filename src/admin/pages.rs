@@ -1,0 +1,205 @@
+//! One function per admin page; they read the service and never change it.
+
+use axum::Json;
+use axum::extract::{Query, State};
+use axum::http::{StatusCode, header};
+use axum::response::{Html, IntoResponse, Response};
+use pointsman_service::WorkerRecord;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use super::Shown;
+use crate::error::Refusal;
+
+const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+const INDEX: &str = "<!doctype html>
+<html lang=\"en\">
+<meta charset=\"utf-8\">
+<title>Pointsman</title>
+<style>body { font: 16px/1.5 sans-serif; max-width: 40em; margin: 3em auto } li { margin: .3em 0 }</style>
+<h1>Pointsman</h1>
+<ul>
+<li><a href=\"/ready\">/ready</a>: can a request be served now, and if not, why
+<li><a href=\"/workers\">/workers</a>: the worker catalog; <code>?model_name=</code>, <code>?routing_group=</code>
+<li><a href=\"/loads\">/loads</a>: what each worker is charged with
+<li><a href=\"/events/applied\">/events/applied</a>: how far each worker's KV events are applied
+<li><a href=\"/metrics\">/metrics</a>: for Prometheus
+<li><a href=\"/health\">/health</a>: does the process answer
+</ul>
+";
+
+pub(super) async fn index() -> Html<&'static str> {
+    Html(INDEX)
+}
+
+pub(super) async fn metrics(State(shown): State<Shown>) -> Response {
+    let mut text = String::new();
+    match prometheus_client::encoding::text::encode(&mut text, &shown.registry) {
+        Ok(()) => ([(header::CONTENT_TYPE, METRICS_TYPE)], text).into_response(),
+        Err(error) => {
+            tracing::error!(%error, "cannot encode the metrics");
+            refuse(&Refusal::fixed(
+                500,
+                "internal_error",
+                "the metrics cannot be encoded",
+            ))
+        }
+    }
+}
+
+pub(super) async fn health() -> Response {
+    Json(json!({ "status": "ok" })).into_response()
+}
+
+#[derive(Serialize)]
+struct Ready {
+    ready: bool,
+    schedulable_workers: usize,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    reasons: Vec<&'static str>,
+    workers: Vec<WorkerRecord>,
+}
+
+pub(super) async fn ready(State(shown): State<Shown>) -> Response {
+    let state = *shown.service.state().borrow();
+    let causes = [
+        (state.stopping, "the picker is shutting down"),
+        (
+            !state.source_read,
+            "the worker source has not been read yet",
+        ),
+        (state.schedulable == 0, "no worker is schedulable"),
+    ];
+    let reasons: Vec<_> = causes
+        .into_iter()
+        .filter_map(|(holds, reason)| holds.then_some(reason))
+        .collect();
+    let status = if reasons.is_empty() {
+        StatusCode::OK
+    } else {
+        StatusCode::SERVICE_UNAVAILABLE
+    };
+    let body = Ready {
+        ready: reasons.is_empty(),
+        schedulable_workers: state.schedulable,
+        reasons,
+        workers: shown.service.workers(),
+    };
+    (status, Json(body)).into_response()
+}
+
+/// Which partitions a page is about; all where nothing is said.
+#[derive(Deserialize)]
+pub(super) struct Wanted {
+    model_name: Option<String>,
+    routing_group: Option<String>,
+}
+
+impl Wanted {
+    fn holds(&self, model_name: &str, routing_group: &str) -> bool {
+        let is =
+            |wanted: &Option<String>, name| wanted.as_deref().is_none_or(|wanted| wanted == name);
+        is(&self.model_name, model_name) && is(&self.routing_group, routing_group)
+    }
+}
+
+pub(super) async fn workers(State(shown): State<Shown>, Query(wanted): Query<Wanted>) -> Response {
+    let records: Vec<WorkerRecord> = shown
+        .service
+        .workers()
+        .into_iter()
+        .filter(|record| wanted.holds(&record.model_name, &record.routing_group))
+        .collect();
+    Json(records).into_response()
+}
+
+#[derive(Serialize)]
+struct PartitionLoads {
+    model_name: String,
+    routing_group: String,
+    loads: Vec<RankLoad>,
+    pending_count: u64,
+    pending_isl_tokens: u64,
+}
+
+#[derive(Serialize)]
+struct RankLoad {
+    worker_id: u64,
+    dp_rank: u32,
+    potential_prefill_tokens: u64,
+    potential_decode_blocks: u64,
+    active_requests: u64,
+}
+
+pub(super) async fn loads(State(shown): State<Shown>, Query(wanted): Query<Wanted>) -> Response {
+    let partitions: Vec<PartitionLoads> = shown
+        .service
+        .loads()
+        .into_iter()
+        .filter(|partition| wanted.holds(&partition.id.model_name, &partition.id.routing_group))
+        .map(|partition| PartitionLoads {
+            model_name: partition.id.model_name,
+            routing_group: partition.id.routing_group,
+            loads: partition
+                .loads
+                .into_iter()
+                .map(|load| RankLoad {
+                    worker_id: load.worker.worker_id,
+                    dp_rank: load.worker.dp_rank,
+                    potential_prefill_tokens: load.active_prefill_tokens,
+                    potential_decode_blocks: load.decode_blocks,
+                    active_requests: load.active_requests,
+                })
+                .collect(),
+            // Nothing waits for a turn so far.
+            pending_count: 0,
+            pending_isl_tokens: 0,
+        })
+        .collect();
+    Json(partitions).into_response()
+}
+
+#[derive(Serialize)]
+struct RankEvents {
+    worker_id: u64,
+    dp_rank: u32,
+    /// Sequence number of the last batch applied; `null` before the first.
+    last_seq: Option<u64>,
+    batches: u64,
+}
+
+pub(super) async fn events_applied(State(shown): State<Shown>) -> Response {
+    let mut rows = Vec::new();
+    for record in shown.service.workers() {
+        let first = record.data_parallel_start_rank;
+        for dp_rank in first..first.saturating_add(record.data_parallel_size) {
+            let (last_seq, batches) = shown.service.events_applied(record.worker_id, dp_rank);
+            rows.push(RankEvents {
+                worker_id: record.worker_id,
+                dp_rank,
+                last_seq,
+                batches,
+            });
+        }
+    }
+    Json(rows).into_response()
+}
+
+pub(super) async fn not_found() -> Response {
+    refuse(&Refusal::fixed(404, "not_found", "route not found"))
+}
+
+pub(super) async fn method_not_allowed() -> Response {
+    refuse(&Refusal::fixed(
+        405,
+        "method_not_allowed",
+        "method not allowed",
+    ))
+}
+
+fn refuse(refusal: &Refusal) -> Response {
+    let status = StatusCode::from_u16(refusal.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let json = [(header::CONTENT_TYPE, "application/json")];
+    (status, json, refusal.json()).into_response()
+}
