@@ -1,0 +1,26 @@
+//! Decides which worker serves a request and keeps the books of the load that causes; it opens no
+//! socket, spawns no task and reads no clock.
+//!
+//! [`Partition`] is the door: it owns the KV index, the policy and the load of one model and
+//! routing group. Everything else here is what it is made of.
+
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::panic))]
+
+pub mod hash;
+pub mod index;
+pub mod partition;
+pub mod record;
+pub mod selection;
+
+mod eligibility;
+mod load;
+mod policy;
+mod ranks;
+mod reservation;
+
+pub use partition::{Partition, PartitionConfig, PartitionId, PartitionStats, WorkerEntry};
+pub use ranks::RankSlot;
+pub use reservation::{Reservation, ReservationId};
+pub use selection::{
+    Prompt, RankLoad, Reserved, RoutingConstraints, SelectError, Selection, SelectionRequest,
+};

@@ -1,0 +1,264 @@
+//! One model and routing group: who its workers are, what they hold, what they are charged with, and the policy that chooses; it reads no events and no clock itself.
+//!
+//! Three locks, and what each is for:
+//!
+//! - `index`: the KV index and the worker table that goes with it. Never held with another.
+//! - `policy`: the policy, user code that sees one selection at a time.
+//! - `load`: the books. Map operations only; taken under `policy` or alone.
+//!
+//! A lock whose holder panicked is used on: under `index` and `load` only code of this crate runs,
+//! and the policy host expects the worst of a policy anyway.
+
+mod describe;
+mod select;
+pub(crate) mod workers;
+
+use std::fmt;
+use std::num::NonZeroU32;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+
+use pointsman_plugin::{
+    KvRouterConfig, WorkerSelectionPolicyFactory, WorkerType, WorkerWithDpRank,
+};
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::hash::HashLayout;
+use crate::index::{Applied, DEFAULT_MAX_ENTRIES, IndexStats, KvEvent, KvIndex};
+use crate::load::LoadBook;
+use crate::policy::{Blueprint, PolicyHost};
+use crate::selection::RankLoad;
+
+pub use workers::WorkerEntry;
+
+use workers::{Slots, WorkerTable, ordered};
+
+/// Names a partition; displays as `model:group`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PartitionId {
+    pub model_name: String,
+    pub routing_group: String,
+}
+
+/// What a partition is made of; fixed for its life.
+#[derive(Clone)]
+pub struct PartitionConfig {
+    pub router: KvRouterConfig,
+    pub worker_type: WorkerType,
+    /// Builds the policy, and builds it again after it panicked.
+    pub factory: WorkerSelectionPolicyFactory,
+    /// Name of the policy instance, for decision records.
+    pub policy_name: String,
+    pub block_size: NonZeroU32,
+    /// Whether blocks are hashed as bigrams.
+    pub eagle: bool,
+    /// Bound on the (block, rank) pairs of the index.
+    pub max_index_entries: usize,
+    /// Start of the seeds that requests without one are given; replicas should differ.
+    pub seed: u64,
+}
+
+/// The workers, cache knowledge, load and policy of one model and routing group.
+pub struct Partition {
+    id: PartitionId,
+    router: KvRouterConfig,
+    policy_name: String,
+    layout: HashLayout,
+    seed: u64,
+    selections: AtomicU64,
+    index: RwLock<Indexed>,
+    policy: Mutex<PolicyHost>,
+    load: Arc<Mutex<LoadBook>>,
+    versions: AtomicU64,
+}
+
+/// Counts of one partition, for metrics.
+#[derive(Clone, Copy, Debug, Default)]
+#[non_exhaustive]
+pub struct PartitionStats {
+    pub index: IndexStats,
+    /// Reservations held now, those on workers that left included.
+    pub reservations: usize,
+    /// How often the policy or its factory panicked.
+    pub policy_panics: u64,
+}
+
+/// The index and the table whose rows name its slots.
+#[derive(Debug)]
+struct Indexed {
+    kv: KvIndex,
+    table: Arc<WorkerTable>,
+}
+
+impl PartitionId {
+    pub fn new(model_name: impl Into<String>, routing_group: impl Into<String>) -> Self {
+        Self {
+            model_name: model_name.into(),
+            routing_group: routing_group.into(),
+        }
+    }
+}
+
+impl fmt::Display for PartitionId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.model_name, self.routing_group)
+    }
+}
+
+impl PartitionConfig {
+    /// Plain blocks, the default bound and seed, everything else as given.
+    pub fn new(
+        router: KvRouterConfig,
+        worker_type: WorkerType,
+        factory: WorkerSelectionPolicyFactory,
+        block_size: NonZeroU32,
+    ) -> Self {
+        Self {
+            router,
+            worker_type,
+            factory,
+            policy_name: "default".to_owned(),
+            block_size,
+            eagle: false,
+            max_index_entries: DEFAULT_MAX_ENTRIES,
+            seed: 0,
+        }
+    }
+}
+
+impl fmt::Debug for PartitionConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PartitionConfig")
+            .field("router", &self.router)
+            .field("worker_type", &self.worker_type)
+            .field("policy_name", &self.policy_name)
+            .field("block_size", &self.block_size)
+            .field("eagle", &self.eagle)
+            .field("max_index_entries", &self.max_index_entries)
+            .field("seed", &self.seed)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Partition {
+    /// A partition without workers. The policy is built now; one that panics is tried again by
+    /// each selection.
+    pub fn new(id: PartitionId, config: PartitionConfig) -> Self {
+        let layout = HashLayout {
+            block_size: config.block_size,
+            eagle: config.eagle,
+        };
+        let blueprint = Blueprint {
+            factory: config.factory,
+            config: config.router.clone(),
+            worker_type: config.worker_type,
+            partition: id.clone(),
+        };
+        Self {
+            seed: config.seed ^ xxh3_64(id.to_string().as_bytes()),
+            id,
+            router: config.router,
+            policy_name: config.policy_name,
+            layout,
+            selections: AtomicU64::new(0),
+            index: RwLock::new(Indexed {
+                kv: KvIndex::new(config.max_index_entries),
+                table: Arc::default(),
+            }),
+            policy: Mutex::new(PolicyHost::new(blueprint)),
+            load: Arc::default(),
+            versions: AtomicU64::new(0),
+        }
+    }
+
+    pub fn id(&self) -> &PartitionId {
+        &self.id
+    }
+
+    /// How this partition cuts and hashes blocks.
+    pub fn layout(&self) -> HashLayout {
+        self.layout
+    }
+
+    /// Replaces the schedulable workers; a rank that left loses its cache knowledge at once, and
+    /// its load as its requests end.
+    pub fn set_workers(&self, workers: Vec<WorkerEntry>) {
+        let entries = ordered(workers);
+        let (version, load_slots) = {
+            let mut book = lock(&self.load);
+            let slots = book.set_ranks(entries.iter().flat_map(WorkerEntry::ranks));
+            (self.versions.fetch_add(1, Ordering::Relaxed) + 1, slots)
+        };
+        let mut indexed = self.index.write().unwrap_or_else(PoisonError::into_inner);
+        // Versions are given under the load lock: if a newer table is here already, the books are
+        // that one's too, and this call came second to nothing.
+        if indexed.table.version() > version {
+            return;
+        }
+        let Indexed { kv, table } = &mut *indexed;
+        let slots: Vec<_> = entries
+            .iter()
+            .flat_map(WorkerEntry::ranks)
+            .zip(load_slots)
+            .map(|(worker, load)| Slots {
+                index: kv.add_rank(worker),
+                load,
+            })
+            .collect();
+        *table = Arc::new(WorkerTable::new(version, entries, slots));
+        let gone: Vec<_> = kv
+            .ranks()
+            .filter(|worker| table.row_of(*worker).is_none())
+            .collect();
+        for worker in gone {
+            kv.remove_rank(worker);
+        }
+    }
+
+    /// Takes over what a rank's engine says about its cache.
+    pub fn apply_event(&self, worker: WorkerWithDpRank, event: &KvEvent) -> Applied {
+        self.index
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .kv
+            .apply(worker, event)
+    }
+
+    /// Forgets what a rank holds, as after a restart of its engine.
+    pub fn clear_rank(&self, worker: WorkerWithDpRank) -> Applied {
+        self.apply_event(worker, &KvEvent::Cleared)
+    }
+
+    /// What is charged to each rank, in order of worker and rank.
+    pub fn loads(&self) -> Vec<RankLoad> {
+        lock(&self.load).loads()
+    }
+
+    pub fn stats(&self) -> PartitionStats {
+        PartitionStats {
+            index: self
+                .index
+                .read()
+                .unwrap_or_else(PoisonError::into_inner)
+                .kv
+                .stats(),
+            reservations: lock(&self.load).held(),
+            policy_panics: lock(&self.policy).panics(),
+        }
+    }
+}
+
+impl fmt::Debug for Partition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Partition")
+            .field("id", &self.id)
+            .finish_non_exhaustive()
+    }
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests;

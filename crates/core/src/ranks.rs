@@ -1,0 +1,438 @@
+//! Gives worker ranks dense numbers, and holds sets of them that can be intersected by the word; it knows nothing of what the sets are about.
+
+use hashbrown::HashMap;
+use pointsman_plugin::WorkerWithDpRank;
+
+/// How many slots a set holds by value before it becomes a bitset on the heap.
+const FEW: usize = 5;
+const WORD_BITS: u32 = u64::BITS;
+
+/// The dense number of a worker rank within one table; reused after the rank has left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RankSlot(u32);
+
+/// Which rank has which slot.
+#[derive(Debug, Default)]
+pub(crate) struct RankTable {
+    slots: HashMap<WorkerWithDpRank, RankSlot>,
+    ranks: Vec<Option<WorkerWithDpRank>>,
+    free: Vec<RankSlot>,
+}
+
+/// A set of slots, small where it can be.
+///
+/// Up to 64 ranks a partition's sets are one inline word; beyond, few owners are listed and many
+/// are a bitset.
+#[derive(Clone, Debug)]
+pub(crate) enum RankSet {
+    /// All slots are below 64.
+    Word(u64),
+    /// At most [`FEW`] slots, any number, unordered.
+    Few {
+        len: u8,
+        slots: [u32; FEW],
+    },
+    Many(Box<[u64]>),
+}
+
+impl RankSlot {
+    pub(crate) fn index(self) -> usize {
+        index(self.0)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn new(slot: u32) -> Self {
+        Self(slot)
+    }
+}
+
+impl RankTable {
+    /// The rank's slot; a new one if it has none.
+    pub(crate) fn insert(&mut self, worker: WorkerWithDpRank) -> RankSlot {
+        if let Some(slot) = self.slots.get(&worker) {
+            return *slot;
+        }
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.ranks.push(None);
+            RankSlot(u32::try_from(self.ranks.len() - 1).unwrap_or(u32::MAX))
+        });
+        self.ranks[slot.index()] = Some(worker);
+        self.slots.insert(worker, slot);
+        slot
+    }
+
+    pub(crate) fn remove(&mut self, worker: WorkerWithDpRank) -> Option<RankSlot> {
+        let slot = self.slots.remove(&worker)?;
+        self.ranks[slot.index()] = None;
+        self.free.push(slot);
+        Some(slot)
+    }
+
+    pub(crate) fn get(&self, worker: WorkerWithDpRank) -> Option<RankSlot> {
+        self.slots.get(&worker).copied()
+    }
+
+    /// Whether `slot` is `worker`'s now; false once the slot has gone to another.
+    pub(crate) fn is(&self, slot: RankSlot, worker: WorkerWithDpRank) -> bool {
+        self.ranks.get(slot.index()) == Some(&Some(worker))
+    }
+
+    pub(crate) fn worker(&self, slot: RankSlot) -> Option<WorkerWithDpRank> {
+        self.ranks.get(slot.index()).copied().flatten()
+    }
+
+    pub(crate) fn workers(&self) -> impl Iterator<Item = (WorkerWithDpRank, RankSlot)> {
+        self.slots.iter().map(|(worker, slot)| (*worker, *slot))
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// One past the largest slot ever given.
+    pub(crate) fn bound(&self) -> usize {
+        self.ranks.len()
+    }
+}
+
+impl RankSet {
+    pub(crate) fn one(slot: RankSlot) -> Self {
+        if slot.0 < WORD_BITS {
+            return Self::Word(1 << slot.0);
+        }
+        let mut slots = [0; FEW];
+        slots[0] = slot.0;
+        Self::Few { len: 1, slots }
+    }
+
+    pub(crate) fn contains(&self, slot: RankSlot) -> bool {
+        match self {
+            Self::Word(word) => slot.0 < WORD_BITS && word & (1 << slot.0) != 0,
+            Self::Few { len, slots } => slots[..usize::from(*len)].contains(&slot.0),
+            Self::Many(words) => words
+                .get(index(slot.0 / WORD_BITS))
+                .is_some_and(|word| word & bit(slot.0) != 0),
+        }
+    }
+
+    /// False if it was there already.
+    pub(crate) fn insert(&mut self, slot: RankSlot) -> bool {
+        if self.contains(slot) {
+            return false;
+        }
+        match self {
+            Self::Word(word) if slot.0 < WORD_BITS => *word |= bit(slot.0),
+            Self::Few { len, slots } if usize::from(*len) < FEW => {
+                slots[usize::from(*len)] = slot.0;
+                *len += 1;
+            }
+            Self::Many(words) if index(slot.0 / WORD_BITS) < words.len() => {
+                words[index(slot.0 / WORD_BITS)] |= bit(slot.0);
+            }
+            _ => {
+                let mut slots: Vec<u32> = Vec::with_capacity(self.len() + 1);
+                self.for_each(|member| slots.push(member.0));
+                slots.push(slot.0);
+                *self = Self::of(&slots);
+            }
+        }
+        true
+    }
+
+    /// False if it was not there.
+    pub(crate) fn remove(&mut self, slot: RankSlot) -> bool {
+        if !self.contains(slot) {
+            return false;
+        }
+        match self {
+            Self::Word(word) => *word &= !bit(slot.0),
+            Self::Few { len, slots } => {
+                let last = usize::from(*len) - 1;
+                if let Some(at) = slots.iter().position(|member| *member == slot.0) {
+                    slots[at] = slots[last];
+                }
+                *len -= 1;
+            }
+            Self::Many(words) => {
+                words[index(slot.0 / WORD_BITS)] &= !bit(slot.0);
+                // Half of what made it a bitset, so that a set on the edge does not flap.
+                if self.len() <= FEW / 2 {
+                    let mut slots = Vec::with_capacity(FEW);
+                    self.for_each(|member| slots.push(member.0));
+                    *self = Self::of(&slots);
+                }
+            }
+        }
+        true
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Self::Word(word) => index(word.count_ones()),
+            Self::Few { len, .. } => usize::from(*len),
+            Self::Many(words) => words.iter().map(|word| index(word.count_ones())).sum(),
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        match self {
+            Self::Word(word) => *word == 0,
+            Self::Few { len, .. } => *len == 0,
+            Self::Many(words) => words.iter().all(|word| *word == 0),
+        }
+    }
+
+    pub(crate) fn for_each(&self, mut visit: impl FnMut(RankSlot)) {
+        match self {
+            Self::Word(word) => for_each_bit(*word, 0, &mut visit),
+            Self::Few { len, slots } => {
+                for slot in &slots[..usize::from(*len)] {
+                    visit(RankSlot(*slot));
+                }
+            }
+            Self::Many(words) => {
+                for (at, word) in (0..).zip(words.iter()) {
+                    for_each_bit(*word, at, &mut visit);
+                }
+            }
+        }
+    }
+
+    fn of(slots: &[u32]) -> Self {
+        let largest = slots.iter().copied().max().unwrap_or(0);
+        if largest < WORD_BITS {
+            return Self::Word(slots.iter().fold(0, |word, slot| word | bit(*slot)));
+        }
+        if slots.len() <= FEW {
+            let mut few = [0; FEW];
+            few[..slots.len()].copy_from_slice(slots);
+            let len = u8::try_from(slots.len()).unwrap_or(u8::MAX);
+            return Self::Few { len, slots: few };
+        }
+        let mut words = vec![0; index(largest / WORD_BITS) + 1];
+        for slot in slots {
+            words[index(*slot / WORD_BITS)] |= bit(*slot);
+        }
+        Self::Many(words.into_boxed_slice())
+    }
+}
+
+/// How many leading blocks of one request each rank has, by slot; reused from request to request.
+#[derive(Debug, Default)]
+pub struct Overlaps {
+    blocks: Vec<u32>,
+    /// Slots whose count is not zero, so that clearing costs what the last walk found.
+    found: Vec<RankSlot>,
+    alive: Vec<u64>,
+    listed: Vec<RankSlot>,
+}
+
+impl Overlaps {
+    /// Leading blocks of the rank in `slot`.
+    pub fn blocks(&self, slot: RankSlot) -> u32 {
+        self.blocks.get(slot.index()).copied().unwrap_or(0)
+    }
+
+    /// Slots with at least one leading block, in no order.
+    pub fn found(&self) -> &[RankSlot] {
+        &self.found
+    }
+
+    pub(crate) fn clear(&mut self) {
+        for slot in self.found.drain(..) {
+            self.blocks[slot.index()] = 0;
+        }
+        self.listed.clear();
+    }
+
+    /// Follows `sets`, the owners of one block after the other, until no rank is left.
+    ///
+    /// While many ranks are left they are intersected by the word, then one by one.
+    pub(crate) fn walk<'a>(
+        &mut self,
+        bound: usize,
+        mut sets: impl Iterator<Item = Option<&'a RankSet>>,
+    ) {
+        self.clear();
+        if self.blocks.len() < bound {
+            self.blocks.resize(bound, 0);
+        }
+        let Some(first) = sets.next().flatten() else {
+            return;
+        };
+        first.for_each(|slot| self.found.push(slot));
+        let mut depth = 1;
+        if let RankSet::Many(words) = first {
+            self.alive.clear();
+            self.alive.extend_from_slice(words);
+            if !self.walk_words(&mut depth, &mut sets) {
+                return;
+            }
+        } else {
+            self.listed.extend_from_slice(&self.found);
+        }
+        self.walk_listed(depth, &mut sets);
+    }
+
+    /// True if a set with few owners was met: the ranks left are listed then.
+    fn walk_words<'a>(
+        &mut self,
+        depth: &mut u32,
+        sets: &mut impl Iterator<Item = Option<&'a RankSet>>,
+    ) -> bool {
+        let blocks = &mut self.blocks;
+        for set in sets {
+            let Some(RankSet::Many(owners)) = set else {
+                let listed = &mut self.listed;
+                for (at, word) in (0..).zip(&self.alive) {
+                    for_each_bit(*word, at, &mut |slot| {
+                        if set.is_some_and(|set| set.contains(slot)) {
+                            listed.push(slot);
+                        } else {
+                            blocks[slot.index()] = *depth;
+                        }
+                    });
+                }
+                *depth += 1;
+                return true;
+            };
+            let mut any = 0;
+            for (at, word) in (0..).zip(self.alive.iter_mut()) {
+                let owners = owners.get(index(at)).copied().unwrap_or(0);
+                let lost = *word & !owners;
+                if lost != 0 {
+                    for_each_bit(lost, at, &mut |slot| blocks[slot.index()] = *depth);
+                    *word &= owners;
+                }
+                any |= *word;
+            }
+            if any == 0 {
+                return false;
+            }
+            *depth += 1;
+        }
+        for (at, word) in (0..).zip(&self.alive) {
+            for_each_bit(*word, at, &mut |slot| blocks[slot.index()] = *depth);
+        }
+        false
+    }
+
+    fn walk_listed<'a>(
+        &mut self,
+        mut depth: u32,
+        sets: &mut impl Iterator<Item = Option<&'a RankSet>>,
+    ) {
+        let blocks = &mut self.blocks;
+        while !self.listed.is_empty() {
+            let Some(set) = sets.next() else { break };
+            self.listed.retain(|slot| {
+                let kept = set.is_some_and(|set| set.contains(*slot));
+                if !kept {
+                    blocks[slot.index()] = depth;
+                }
+                kept
+            });
+            depth = depth.saturating_add(1);
+        }
+        for slot in self.listed.drain(..) {
+            blocks[slot.index()] = depth;
+        }
+    }
+}
+
+fn index(slot: u32) -> usize {
+    usize::try_from(slot).unwrap_or(usize::MAX)
+}
+
+fn bit(slot: u32) -> u64 {
+    1 << (slot % WORD_BITS)
+}
+
+fn for_each_bit(mut word: u64, at: u32, visit: &mut impl FnMut(RankSlot)) {
+    while word != 0 {
+        visit(RankSlot(at * WORD_BITS + word.trailing_zeros()));
+        word &= word - 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use rand::rngs::SmallRng;
+    use rand::{Rng, SeedableRng};
+
+    use super::*;
+
+    #[test]
+    fn a_rank_set_agrees_with_a_plain_set() {
+        for bound in [8, 64, 65, 200, 2_000] {
+            let seed = rand::random();
+            println!("seed {seed}, bound {bound}");
+            let mut random = SmallRng::seed_from_u64(seed);
+            let mut set = RankSet::Word(0);
+            let mut model = BTreeSet::new();
+            for _ in 0..2_000 {
+                let slot = RankSlot(random.random_range(0..bound));
+                if random.random_bool(0.5) {
+                    assert_eq!(set.insert(slot), model.insert(slot));
+                } else {
+                    assert_eq!(set.remove(slot), model.remove(&slot));
+                }
+                let mut members = BTreeSet::new();
+                set.for_each(|slot| assert!(members.insert(slot)));
+                assert_eq!(members, model);
+                assert_eq!(set.len(), model.len());
+                assert_eq!(set.is_empty(), model.is_empty());
+            }
+        }
+    }
+
+    #[test]
+    fn a_slot_is_reused_only_after_its_rank_left() {
+        let mut table = RankTable::default();
+        let [first, second] = [1, 2].map(WorkerWithDpRank::from_worker_id);
+        let slot = table.insert(first);
+        assert_eq!(table.insert(first), slot);
+        assert_ne!(table.insert(second), slot);
+        assert_eq!(table.remove(first), Some(slot));
+        assert!(!table.is(slot, first));
+        let third = WorkerWithDpRank::from_worker_id(3);
+        assert_eq!(table.insert(third), slot);
+        assert!(table.is(slot, third));
+        assert_eq!(table.bound(), 2);
+    }
+
+    #[test]
+    fn a_walk_agrees_with_asking_each_rank() {
+        for bound in [4_u32, 64, 300] {
+            let seed = rand::random();
+            println!("seed {seed}, bound {bound}");
+            let mut random = SmallRng::seed_from_u64(seed);
+            let mut overlaps = Overlaps::default();
+            for _ in 0..300 {
+                let density = random.random_range(0.5..1.0);
+                let sets: Vec<Option<RankSet>> = (0..random.random_range(0..12))
+                    .map(|depth| {
+                        let mut set = RankSet::Word(0);
+                        for slot in 0..bound {
+                            if random.random_bool(f64::powi(density, depth + 1)) {
+                                set.insert(RankSlot(slot));
+                            }
+                        }
+                        (!set.is_empty()).then_some(set)
+                    })
+                    .collect();
+                overlaps.walk(bound as usize, sets.iter().map(Option::as_ref));
+                for slot in (0..bound).map(RankSlot) {
+                    let expected = sets
+                        .iter()
+                        .take_while(|set| set.as_ref().is_some_and(|set| set.contains(slot)))
+                        .count();
+                    assert_eq!(overlaps.blocks(slot) as usize, expected);
+                    assert_eq!(overlaps.found().contains(&slot), expected > 0);
+                }
+            }
+        }
+    }
+}
