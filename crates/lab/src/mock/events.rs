@@ -1,0 +1,326 @@
+//! KV events and their msgpack bytes, in each of the shapes that engines of different ages send.
+//! Never numbers, keeps or sends a batch: `publisher` does.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use rmp::encode;
+
+/// A run of blocks stored one after the other, as one event.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct StoredRun {
+    pub(super) hashes: Vec<u64>,
+    pub(super) parent: Option<u64>,
+    pub(super) tokens: Vec<u32>,
+    pub(super) block_size: u32,
+    /// Given only where the run starts the chain of a salted prompt.
+    pub(super) salt: Option<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Event {
+    Stored(StoredRun),
+    Removed(Vec<u64>),
+    Cleared,
+}
+
+/// How a batch of events is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum EventForm {
+    /// The batch and its events are arrays.
+    #[default]
+    Arrays,
+    /// The batch is an array, its events are maps.
+    Maps,
+    /// The batch is a map, its events are maps.
+    MapBatch,
+}
+
+/// How a block hash is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum HashForm {
+    /// An unsigned integer of 64 bits.
+    #[default]
+    Int,
+    /// A byte string of 32 bytes that ends with those 64 bits, big-endian.
+    Bytes,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Form {
+    pub(super) events: EventForm,
+    pub(super) hashes: HashForm,
+}
+
+/// A batch's payload, stamped with the present time.
+pub(super) fn batch(events: &[Event], dp_rank: u32, form: Form) -> Bytes {
+    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH);
+    let seconds = since_epoch.map_or(0.0, |elapsed| elapsed.as_secs_f64());
+    batch_at(seconds, events, dp_rank, form)
+}
+
+fn batch_at(seconds: f64, events: &[Event], dp_rank: u32, form: Form) -> Bytes {
+    let mut payload = Payload {
+        bytes: Vec::with_capacity(64),
+        form,
+    };
+    let named = form.events == EventForm::MapBatch;
+    if named {
+        payload.map(3);
+        payload.text("ts");
+    } else {
+        payload.array(3);
+    }
+    payload.float(seconds);
+    if named {
+        payload.text("events");
+    }
+    payload.array(events.len());
+    for event in events {
+        payload.event(event);
+    }
+    if named {
+        payload.text("data_parallel_rank");
+    }
+    payload.number(u64::from(dp_rank));
+    Bytes::from(payload.bytes)
+}
+
+/// A msgpack writer. Writing to memory cannot fail, so the results of the encoder say nothing.
+struct Payload {
+    bytes: Vec<u8>,
+    form: Form,
+}
+
+impl Payload {
+    fn event(&mut self, event: &Event) {
+        let maps = self.form.events != EventForm::Arrays;
+        match (event, maps) {
+            (Event::Stored(run), false) => self.stored_array(run),
+            (Event::Stored(run), true) => self.stored_map(run),
+            (Event::Removed(hashes), false) => {
+                self.array(3);
+                self.text("BlockRemoved");
+                self.hashes(hashes);
+                self.text("GPU");
+            }
+            (Event::Removed(hashes), true) => {
+                self.map(3);
+                self.field("type", "BlockRemoved");
+                self.text("block_hashes");
+                self.hashes(hashes);
+                self.field("medium", "GPU");
+            }
+            (Event::Cleared, false) => {
+                self.array(1);
+                self.text("AllBlocksCleared");
+            }
+            (Event::Cleared, true) => {
+                self.map(1);
+                self.field("type", "AllBlocksCleared");
+            }
+        }
+    }
+
+    fn stored_array(&mut self, run: &StoredRun) {
+        self.array(if run.salt.is_some() { 9 } else { 8 });
+        self.text("BlockStored");
+        self.hashes(&run.hashes);
+        self.optional_hash(run.parent);
+        self.tokens(&run.tokens);
+        self.number(u64::from(run.block_size));
+        self.nil(); // lora_id
+        self.text("GPU");
+        self.nil(); // lora_name
+        if let Some(salt) = &run.salt {
+            self.extra_keys(salt, run.hashes.len());
+        }
+    }
+
+    fn stored_map(&mut self, run: &StoredRun) {
+        self.map(if run.salt.is_some() { 7 } else { 6 });
+        self.field("type", "BlockStored");
+        self.text("block_hashes");
+        self.hashes(&run.hashes);
+        self.text("parent_block_hash");
+        self.optional_hash(run.parent);
+        self.text("token_ids");
+        self.tokens(&run.tokens);
+        self.text("block_size");
+        self.number(u64::from(run.block_size));
+        self.field("medium", "GPU");
+        if let Some(salt) = &run.salt {
+            self.text("extra_keys");
+            self.extra_keys(salt, run.hashes.len());
+        }
+    }
+
+    /// The salt stands in the first block; the others have no keys.
+    fn extra_keys(&mut self, salt: &str, blocks: usize) {
+        self.array(blocks);
+        self.array(1);
+        self.text(salt);
+        for _ in 1..blocks {
+            self.nil();
+        }
+    }
+
+    fn hashes(&mut self, hashes: &[u64]) {
+        self.array(hashes.len());
+        for &hash in hashes {
+            self.hash(hash);
+        }
+    }
+
+    fn hash(&mut self, hash: u64) {
+        match self.form.hashes {
+            HashForm::Int => self.number(hash),
+            HashForm::Bytes => {
+                let mut wide = [0x5a; 32];
+                wide[24..].copy_from_slice(&hash.to_be_bytes());
+                let _ = encode::write_bin(&mut self.bytes, &wide);
+            }
+        }
+    }
+
+    fn optional_hash(&mut self, hash: Option<u64>) {
+        match hash {
+            Some(hash) => self.hash(hash),
+            None => self.nil(),
+        }
+    }
+
+    fn tokens(&mut self, tokens: &[u32]) {
+        self.array(tokens.len());
+        for &token in tokens {
+            self.number(u64::from(token));
+        }
+    }
+
+    fn field(&mut self, name: &str, value: &str) {
+        self.text(name);
+        self.text(value);
+    }
+
+    fn array(&mut self, length: usize) {
+        let length = u32::try_from(length).unwrap_or(u32::MAX);
+        let _ = encode::write_array_len(&mut self.bytes, length);
+    }
+
+    fn map(&mut self, length: u32) {
+        let _ = encode::write_map_len(&mut self.bytes, length);
+    }
+
+    fn text(&mut self, text: &str) {
+        let _ = encode::write_str(&mut self.bytes, text);
+    }
+
+    fn number(&mut self, number: u64) {
+        let _ = encode::write_uint(&mut self.bytes, number);
+    }
+
+    fn float(&mut self, number: f64) {
+        let _ = encode::write_f64(&mut self.bytes, number);
+    }
+
+    fn nil(&mut self) {
+        let _ = encode::write_nil(&mut self.bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run() -> StoredRun {
+        StoredRun {
+            hashes: vec![1, u64::MAX],
+            parent: None,
+            tokens: vec![7, 300],
+            block_size: 1,
+            salt: None,
+        }
+    }
+
+    fn check(events: &[Event], form: Form, expected: &[&[u8]]) {
+        let written = batch_at(1.5, events, 2, form);
+        assert_eq!(written.as_ref(), expected.concat().as_slice());
+    }
+
+    const TIME: &[u8] = &[0xcb, 0x3f, 0xf8, 0, 0, 0, 0, 0, 0];
+    const GPU: &[u8] = b"\xa3GPU";
+
+    #[test]
+    fn an_array_batch_has_the_bytes_of_an_engine() {
+        let stored: &[&[u8]] = &[
+            &[0x93],
+            TIME,
+            &[0x91, 0x98],
+            b"\xabBlockStored",
+            &[0x92, 0x01, 0xcf, 255, 255, 255, 255, 255, 255, 255, 255],
+            &[0xc0, 0x92, 0x07, 0xcd, 0x01, 0x2c, 0x01, 0xc0],
+            GPU,
+            &[0xc0, 0x02],
+        ];
+        check(&[Event::Stored(run())], Form::default(), stored);
+    }
+
+    #[test]
+    fn removals_and_clears_are_arrays_too() {
+        let expected: &[&[u8]] = &[
+            &[0x93],
+            TIME,
+            &[0x92, 0x93],
+            b"\xacBlockRemoved",
+            &[0x91, 0x09],
+            GPU,
+            &[0x91],
+            b"\xb0AllBlocksCleared",
+            &[0x02],
+        ];
+        check(
+            &[Event::Removed(vec![9]), Event::Cleared],
+            Form::default(),
+            expected,
+        );
+    }
+
+    #[test]
+    fn a_map_batch_names_every_field() {
+        let form = Form {
+            events: EventForm::MapBatch,
+            hashes: HashForm::Int,
+        };
+        let expected: &[&[u8]] = &[
+            b"\x83\xa2ts",
+            TIME,
+            b"\xa6events\x91\x81\xa4type\xb0AllBlocksCleared",
+            b"\xb2data_parallel_rank\x02",
+        ];
+        check(&[Event::Cleared], form, expected);
+    }
+
+    #[test]
+    fn a_salt_stands_in_the_first_block_only() {
+        let salted = StoredRun {
+            salt: Some("s".to_owned()),
+            ..run()
+        };
+        let written = batch_at(1.5, &[Event::Stored(salted)], 2, Form::default());
+        assert!(written.ends_with(b"\xa3GPU\xc0\x92\x91\xa1s\xc0\x02"));
+    }
+
+    #[test]
+    fn a_byte_hash_ends_with_the_integer_form() {
+        let form = Form {
+            events: EventForm::Arrays,
+            hashes: HashForm::Bytes,
+        };
+        let written = batch_at(1.5, &[Event::Removed(vec![0x0102])], 2, form);
+        let tail: &[u8] = &[0, 0, 0, 0, 0, 0, 1, 2, 0xa3, b'G', b'P', b'U', 2];
+        assert!(written.ends_with(tail));
+        assert!(written.windows(2).any(|pair| pair == [0xc4, 32]));
+    }
+}

@@ -1,0 +1,182 @@
+//! Mock workers that behave like vLLM: HTTP, scheduling, a prefix cache and its events, with no model and no GPU.
+//! Never a measure of a real engine's speed: times follow a formula.
+
+mod answer;
+mod blocks;
+mod engine;
+mod events;
+mod fault;
+mod http;
+mod openai;
+mod prompt;
+mod publisher;
+mod rank;
+mod worker;
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use tokio_util::sync::CancellationToken;
+
+pub use engine::EngineConfig;
+pub use events::{EventForm, HashForm};
+pub use fault::{EventFaults, FAULT_HEADER, FaultRequest, HttpFaults};
+pub use prompt::{PromptError, PromptTokens};
+pub use publisher::REPLAY_BATCHES;
+pub use worker::{MOST_RANKS, Worker};
+
+/// Workers of one fleet.
+pub const MOST_WORKERS: u16 = 1_024;
+
+/// What a fleet is made of. A port of 0 is any free one; else worker `i` has port `base + i`, and rank `r` of its
+/// `n` ranks has the event and replay ports `base + i * n + r`.
+#[derive(Clone, Debug)]
+pub struct FleetConfig {
+    pub workers: u16,
+    /// Ranks of each worker.
+    pub dp_size: u32,
+    pub first_worker_id: u64,
+    pub host: IpAddr,
+    pub http_port: u16,
+    pub kv_events_port: u16,
+    pub replay_port: u16,
+    pub model: String,
+    /// Topic of the event frames.
+    pub topic: String,
+    pub engine: EngineConfig,
+    /// Shortest and longest answer, in tokens, where the request states no limit.
+    pub answer_tokens: (usize, usize),
+    pub event_form: EventForm,
+    pub hash_form: HashForm,
+    /// All simulated time is multiplied by this; 0 answers at once.
+    pub time_scale: f64,
+    pub seed: u64,
+}
+
+impl Default for FleetConfig {
+    fn default() -> Self {
+        Self {
+            workers: 3,
+            dp_size: 1,
+            first_worker_id: 1,
+            host: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            http_port: 0,
+            kv_events_port: 0,
+            replay_port: 0,
+            model: "mock-model".to_owned(),
+            topic: "kv-events".to_owned(),
+            engine: EngineConfig::default(),
+            answer_tokens: (16, 48),
+            event_form: EventForm::default(),
+            hash_form: HashForm::default(),
+            time_scale: 1.0,
+            seed: 1,
+        }
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    #[error("{0}")]
+    BadConfig(&'static str),
+    #[error("binding {address}")]
+    Bind {
+        address: SocketAddr,
+        #[source]
+        source: std::io::Error,
+    },
+    #[error("binding the event sockets of rank {dp_rank}")]
+    BindEvents {
+        dp_rank: u32,
+        #[source]
+        source: zeromq::ZmqError,
+    },
+}
+
+/// Workers that serve until they are stopped or dropped.
+#[derive(Debug)]
+pub struct Fleet {
+    workers: Vec<Worker>,
+    stop: CancellationToken,
+}
+
+impl Fleet {
+    pub async fn start(config: &FleetConfig, tokens: PromptTokens) -> Result<Self, StartError> {
+        config.check()?;
+        let stop = CancellationToken::new();
+        // Dropped at an early return, it stops the workers that are up.
+        let mut fleet = Self {
+            workers: Vec::new(),
+            stop: stop.clone(),
+        };
+        let lexicon = prompt::Lexicon::learn(&tokens).await;
+        for index in 0..config.workers {
+            let worker =
+                Worker::start(config, index, tokens.clone(), lexicon.clone(), stop.clone());
+            fleet.workers.push(worker.await?);
+        }
+        Ok(fleet)
+    }
+
+    pub fn workers(&self) -> &[Worker] {
+        &self.workers
+    }
+
+    /// The fleet as a workers file (YAML; each entry in the flow style that JSON is a part of).
+    pub fn workers_file(&self) -> String {
+        let entry = |worker: &Worker| format!("  - {}\n", worker.registration());
+        let entries: String = self.workers.iter().map(entry).collect();
+        format!("workers:\n{entries}")
+    }
+
+    pub async fn shutdown(mut self) {
+        self.stop.cancel();
+        for worker in std::mem::take(&mut self.workers) {
+            worker.stopped().await;
+        }
+    }
+}
+
+impl Drop for Fleet {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+impl FleetConfig {
+    fn check(&self) -> Result<(), StartError> {
+        let problem = if !(1..=MOST_WORKERS).contains(&self.workers) {
+            "a fleet has 1 to 1024 workers"
+        } else if !(1..=MOST_RANKS).contains(&self.dp_size) {
+            "a worker has 1 to 64 ranks"
+        } else if self.engine.block_size == 0 || self.engine.total_blocks == 0 {
+            "an engine needs a block size and blocks"
+        } else if !(self.time_scale.is_finite() && self.time_scale >= 0.0) {
+            "the time scale must be 0 or more"
+        } else {
+            return Ok(());
+        };
+        Err(StartError::BadConfig(problem))
+    }
+
+    fn rank_port(&self, base: u16, index: u16, dp_rank: u32) -> Result<u16, StartError> {
+        port(base, u32::from(index) * self.dp_size + dp_rank)
+    }
+}
+
+fn port(base: u16, offset: u32) -> Result<u16, StartError> {
+    if base == 0 {
+        return Ok(0);
+    }
+    u16::try_from(u32::from(base) + offset)
+        .map_err(|_| StartError::BadConfig("the fleet's ports go beyond 65535"))
+}
+
+#[cfg(test)]
+mod tests;
+
+/// A seed that differs from run to run; the test that uses it prints it.
+#[cfg(test)]
+fn fresh_seed() -> u64 {
+    use std::hash::{BuildHasher, Hasher, RandomState};
+    RandomState::new().build_hasher().finish()
+}
