@@ -109,7 +109,10 @@ pub(super) async fn workers(State(shown): State<Shown>, Query(wanted): Query<Wan
         .service
         .workers()
         .into_iter()
-        .filter(|record| wanted.holds(&record.model_name, &record.routing_group))
+        .filter(|record| {
+            let worker = &record.registration;
+            wanted.holds(&worker.model_name, &worker.routing_group)
+        })
         .collect();
     Json(records).into_response()
 }
@@ -170,19 +173,23 @@ struct RankEvents {
 }
 
 pub(super) async fn events_applied(State(shown): State<Shown>) -> Response {
-    let mut rows = Vec::new();
-    for record in shown.service.workers() {
-        let first = record.data_parallel_start_rank;
-        for dp_rank in first..first.saturating_add(record.data_parallel_size) {
-            let (last_seq, batches) = shown.service.events_applied(record.worker_id, dp_rank);
-            rows.push(RankEvents {
-                worker_id: record.worker_id,
-                dp_rank,
-                last_seq,
-                batches,
-            });
-        }
-    }
+    let rows: Vec<RankEvents> = shown
+        .service
+        .workers()
+        .iter()
+        .flat_map(|record| {
+            let worker_id = record.worker_id();
+            record
+                .kv_events
+                .iter()
+                .map(move |(dp_rank, events)| RankEvents {
+                    worker_id,
+                    dp_rank: *dp_rank,
+                    last_seq: events.last_sequence,
+                    batches: events.applied_batches,
+                })
+        })
+        .collect();
     Json(rows).into_response()
 }
 

@@ -25,7 +25,10 @@ pub(crate) use reader::{Environment, SettingError};
 use reader::Values;
 use value::Port;
 
+use crate::ext_proc;
+use crate::serve;
 use crate::telemetry;
+use crate::tokenize::{ContentFormat, Engine, TokenizeConfig};
 
 /// Everything the program was told, checked.
 #[derive(Clone, Debug)]
@@ -37,44 +40,22 @@ pub(crate) struct Settings {
     pub(crate) policy_file: Option<PathBuf>,
     pub(crate) router: KvRouterConfig,
     pub(crate) tokenizer: Tokenizer,
-    pub(crate) listen: Listen,
-    pub(crate) limits: Limits,
+    pub(crate) serve: serve::Config,
+    /// Where the admin pages are; `None` for nowhere.
+    pub(crate) admin: Option<SocketAddr>,
+    /// Longest wait for open exchanges, after the propagation of a stop.
+    pub(crate) drain: Duration,
     pub(crate) log: telemetry::Config,
     pub(crate) debug_headers: bool,
     /// Published names that were set and have no effect so far.
     pub(crate) ignored: Vec<String>,
 }
 
-/// How prompts become tokens.
+/// Where the tokenizer's files are, and how prompts become tokens.
 #[derive(Clone, Debug)]
 pub(crate) struct Tokenizer {
     pub(crate) dir: Option<PathBuf>,
-    pub(crate) timeout: Duration,
-    pub(crate) threads: usize,
-    pub(crate) max_waiting: usize,
-}
-
-/// Where the program listens; port 0 is one that the system picks.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Listen {
-    pub(crate) ext_proc: SocketAddr,
-    pub(crate) health: SocketAddr,
-    pub(crate) admin: Option<SocketAddr>,
-    pub(crate) secure: bool,
-    pub(crate) threads: usize,
-}
-
-/// Bounds and waits.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Limits {
-    pub(crate) inflight_requests: usize,
-    pub(crate) body_bytes: usize,
-    pub(crate) connections: usize,
-    pub(crate) body_idle: Duration,
-    pub(crate) response_idle: Duration,
-    pub(crate) tls_handshake: Duration,
-    pub(crate) shutdown_propagation: Duration,
-    pub(crate) shutdown_drain: Duration,
+    pub(crate) tokenize: TokenizeConfig,
 }
 
 impl Settings {
@@ -87,6 +68,7 @@ impl Settings {
                 "there is no runtime mode; leave it unset, or set it to standalone",
             );
         }
+        let (serve, admin) = serve(&mut values);
         let settings = Self {
             model_name: values.text("DYN_MODEL_NAME"),
             block_size: values
@@ -97,12 +79,11 @@ impl Settings {
             router: router(&mut values),
             tokenizer: Tokenizer {
                 dir: values.path("POINTSMAN_TOKENIZER_DIR"),
-                timeout: values.millis("DYN_EPP_TOKENIZATION_TIMEOUT_MS"),
-                threads: values.size("POINTSMAN_TOKENIZER_THREADS"),
-                max_waiting: values.size("POINTSMAN_TOKENIZER_MAX_WAITING"),
+                tokenize: tokenize(&values),
             },
-            listen: listen(&mut values),
-            limits: limits(&values),
+            serve,
+            admin,
+            drain: values.seconds("POINTSMAN_SHUTDOWN_DRAIN_SECS"),
             log: telemetry::Config {
                 filter: values.text("POINTSMAN_LOG").unwrap_or_default(),
                 json: values.text("POINTSMAN_LOG_FORMAT").as_deref() == Some("json"),
@@ -152,7 +133,30 @@ fn router(values: &mut Values) -> KvRouterConfig {
     config
 }
 
-fn listen(values: &mut Values) -> Listen {
+fn tokenize(values: &Values) -> TokenizeConfig {
+    TokenizeConfig {
+        keep_refused_tools: values.bool("POINTSMAN_TOKENIZER_KEEP_REFUSED_TOOLS"),
+        content_format: match values.text("POINTSMAN_TOKENIZER_CONTENT_FORMAT").as_deref() {
+            Some("text") => ContentFormat::Text,
+            Some("parts") => ContentFormat::Parts,
+            _ => ContentFormat::Auto,
+        },
+        engine: match values.text("POINTSMAN_TOKENIZER_ENGINE").as_deref() {
+            Some("fast") => Engine::Fast,
+            Some("reference") => Engine::Reference,
+            _ => Engine::Auto,
+        },
+        memo_bytes: values.size("POINTSMAN_TOKENIZER_MEMO_BYTES"),
+        max_text_bytes: values.size("POINTSMAN_TOKENIZER_MAX_TEXT_BYTES"),
+        offload_threads: values.size("POINTSMAN_TOKENIZER_THREADS"),
+        offload_waiting: values.size("POINTSMAN_TOKENIZER_MAX_WAITING"),
+        deadline: values.millis("DYN_EPP_TOKENIZATION_TIMEOUT_MS"),
+        ..TokenizeConfig::default()
+    }
+}
+
+/// How Envoy is served, and the address of the admin pages.
+fn serve(values: &mut Values) -> (serve::Config, Option<SocketAddr>) {
     const ADMIN: &str = "DYN_EPP_METRICS_PORT";
     let ports = [
         (
@@ -180,24 +184,30 @@ fn listen(values: &mut Values) -> Listen {
         Port::Auto => SocketAddr::new(host, 0),
     };
     let [(_, ext_proc), (_, health), (_, admin)] = ports;
-    Listen {
+    let config = serve::Config {
         ext_proc: address(ext_proc),
         health: address(health),
-        admin: (admin != Port::Number(0)).then(|| address(admin)),
-        secure: values.bool("DYN_SECURE_SERVING"),
+        security: if values.bool("DYN_SECURE_SERVING") {
+            serve::Security::SelfSigned
+        } else {
+            serve::Security::Plaintext
+        },
         threads: values.size("POINTSMAN_THREADS"),
-    }
+        connections: values.size("POINTSMAN_MAX_CONNECTIONS"),
+        handshake: values.millis("POINTSMAN_TLS_HANDSHAKE_MS"),
+        propagation: values.seconds("DYN_EPP_GRACEFUL_SHUTDOWN_PROPAGATION_SECS"),
+        limits: exchange_limits(values),
+    };
+    let admin = (admin != Port::Number(0)).then(|| address(admin));
+    (config, admin)
 }
 
-fn limits(values: &Values) -> Limits {
-    Limits {
-        inflight_requests: values.size("DYN_EPP_MAX_INFLIGHT_REQUESTS"),
+fn exchange_limits(values: &Values) -> ext_proc::Limits {
+    ext_proc::Limits {
         body_bytes: values.size("POINTSMAN_MAX_BODY_BYTES"),
-        connections: values.size("POINTSMAN_MAX_CONNECTIONS"),
         body_idle: values.millis("POINTSMAN_BODY_IDLE_MS"),
-        response_idle: values.millis("POINTSMAN_RESPONSE_IDLE_MS"),
-        tls_handshake: values.millis("POINTSMAN_TLS_HANDSHAKE_MS"),
-        shutdown_propagation: values.seconds("DYN_EPP_GRACEFUL_SHUTDOWN_PROPAGATION_SECS"),
-        shutdown_drain: values.seconds("POINTSMAN_SHUTDOWN_DRAIN_SECS"),
+        pick: values.millis("POINTSMAN_PICK_MS"),
+        exchanges: values.size("DYN_EPP_MAX_INFLIGHT_REQUESTS"),
+        response_silence: values.millis("POINTSMAN_RESPONSE_IDLE_MS"),
     }
 }

@@ -8,6 +8,7 @@ use super::scratch::Scratch;
 use super::table::{self, Kind, Setting, Status};
 use super::value;
 use super::{Environment, SettingError, Settings};
+use crate::serve::Security;
 
 fn read(variables: &[(&str, &str)]) -> Result<Settings, Vec<SettingError>> {
     let variables: HashMap<String, String> = variables
@@ -44,19 +45,19 @@ fn mistakes(result: Result<Settings, Vec<SettingError>>) -> Vec<String> {
 #[test]
 fn nothing_set_is_the_published_default() {
     let settings = read(&[]).unwrap();
-    assert_eq!(settings.listen.ext_proc, SocketAddr::from(([0; 4], 9002)));
-    assert_eq!(settings.listen.health, SocketAddr::from(([0; 4], 9003)));
+    assert_eq!(settings.serve.ext_proc, SocketAddr::from(([0; 4], 9002)));
+    assert_eq!(settings.serve.health, SocketAddr::from(([0; 4], 9003)));
+    assert_eq!(settings.admin, Some(SocketAddr::from(([0; 4], 9090))));
+    assert!(settings.serve.security == Security::SelfSigned && !settings.debug_headers);
+    assert_eq!(settings.serve.limits.exchanges, 1024);
+    assert_eq!(settings.serve.limits.body_bytes, 32 << 20);
+    assert_eq!(settings.serve.limits.body_idle, Duration::from_secs(60));
     assert_eq!(
-        settings.listen.admin,
-        Some(SocketAddr::from(([0; 4], 9090)))
+        settings.serve.limits.response_silence,
+        Duration::from_secs(1800)
     );
-    assert!(settings.listen.secure && !settings.debug_headers);
-    assert_eq!(settings.limits.inflight_requests, 1024);
-    assert_eq!(settings.limits.body_bytes, 32 << 20);
-    assert_eq!(settings.limits.body_idle, Duration::from_secs(60));
-    assert_eq!(settings.limits.response_idle, Duration::from_secs(1800));
-    assert_eq!(settings.limits.shutdown_propagation, Duration::from_secs(5));
-    assert_eq!(settings.tokenizer.timeout, Duration::from_secs(5));
+    assert_eq!(settings.serve.propagation, Duration::from_secs(5));
+    assert_eq!(settings.tokenizer.tokenize.deadline, Duration::from_secs(5));
     assert_eq!(settings.block_size, None);
     assert_eq!(settings.model_name, None);
     assert!(settings.router.router_track_output_blocks);
@@ -94,7 +95,7 @@ fn other_value(setting: &Setting, scratch: &Scratch) -> String {
         Kind::Count { min, .. } | Kind::Seconds { min, .. } | Kind::Millis { min, .. } => {
             (min + 77).to_string()
         }
-        Kind::Bytes => "77".to_owned(),
+        Kind::Bytes { .. } => "77".to_owned(),
         Kind::Weight | Kind::Credit => "0.125".to_owned(),
         Kind::Choice(words) => {
             (*words.iter().find(|word| **word != setting.default).unwrap()).to_owned()
@@ -204,7 +205,7 @@ fn a_wrong_value_names_its_variable_the_value_and_what_was_expected() {
 #[test]
 fn an_empty_value_counts_as_unset() {
     let settings = read(&[("POINTSMAN_EXT_PROC_PORT", ""), ("DYN_MODEL_NAME", "  ")]).unwrap();
-    assert_eq!(settings.listen.ext_proc.port(), 9002);
+    assert_eq!(settings.serve.ext_proc.port(), 9002);
     assert_eq!(settings.model_name, None);
 }
 
@@ -212,7 +213,11 @@ fn an_empty_value_counts_as_unset() {
 fn booleans_share_one_vocabulary() {
     let check = |text: &str, expected: bool| {
         let settings = read(&[("DYN_SECURE_SERVING", text)]).unwrap();
-        assert_eq!(settings.listen.secure, expected, "{text}");
+        assert_eq!(
+            settings.serve.security == Security::SelfSigned,
+            expected,
+            "{text}"
+        );
     };
     for text in ["1", "true", "ON", " Yes "] {
         check(text, true);
@@ -226,7 +231,7 @@ fn booleans_share_one_vocabulary() {
 fn bytes_may_carry_a_unit() {
     let check = |text: &str, expected: usize| {
         let settings = read(&[("POINTSMAN_MAX_BODY_BYTES", text)]).unwrap();
-        assert_eq!(settings.limits.body_bytes, expected, "{text}");
+        assert_eq!(settings.serve.limits.body_bytes, expected, "{text}");
     };
     check("1000", 1000);
     check("8KiB", 8192);
@@ -237,9 +242,9 @@ fn bytes_may_carry_a_unit() {
 fn a_variable_wins_over_the_file_and_the_file_over_the_default() {
     let yaml = "server:\n  ext_proc_port: 7001\n  health_port: 7002\n";
     let settings = read_file(yaml, &[("POINTSMAN_EXT_PROC_PORT", "8001")]).unwrap();
-    assert_eq!(settings.listen.ext_proc.port(), 8001);
-    assert_eq!(settings.listen.health.port(), 7002);
-    assert_eq!(settings.listen.admin.unwrap().port(), 9090);
+    assert_eq!(settings.serve.ext_proc.port(), 8001);
+    assert_eq!(settings.serve.health.port(), 7002);
+    assert_eq!(settings.admin.unwrap().port(), 9090);
 }
 
 #[test]
@@ -249,10 +254,10 @@ fn port_auto_is_any_port_and_admin_port_zero_is_none() {
         ("POINTSMAN_HEALTH_PORT", "auto"),
     ])
     .unwrap();
-    assert_eq!(settings.listen.admin.unwrap().port(), 0);
-    assert_eq!(settings.listen.health.port(), 0);
+    assert_eq!(settings.admin.unwrap().port(), 0);
+    assert_eq!(settings.serve.health.port(), 0);
     let settings = read(&[("DYN_EPP_METRICS_PORT", "0")]).unwrap();
-    assert_eq!(settings.listen.admin, None);
+    assert_eq!(settings.admin, None);
 }
 
 #[test]

@@ -37,7 +37,7 @@ pub(super) fn parse(kind: Kind, text: &str) -> Result<Value, String> {
             .ok()
             .filter(|count| (min..=max).contains(count))
             .map(Value::Count),
-        Kind::Bytes => bytes(text).map(Value::Count),
+        Kind::Bytes { min } => bytes(text).filter(|bytes| *bytes >= min).map(Value::Count),
         Kind::Weight => number(text)
             .filter(|number| *number >= 0.0)
             .map(Value::Number),
@@ -63,7 +63,9 @@ pub(super) fn expected(kind: Kind) -> String {
         Kind::Port => "a port from 0 to 65535, or auto".to_owned(),
         Kind::Host => "an IP address".to_owned(),
         Kind::Count { min, max } => range("a whole number", min, max),
-        Kind::Bytes => "a number of bytes, at least 1, such as 1048576 or 32MiB".to_owned(),
+        Kind::Bytes { min } => {
+            format!("a number of bytes, at least {min}, such as 1048576 or 32MiB")
+        }
         Kind::Seconds { min, max } => range("whole seconds", min, max),
         Kind::Millis { min, max } => range("whole milliseconds", min, max),
         Kind::Weight => "a finite number, 0 or more".to_owned(),
@@ -111,5 +113,5 @@ fn bytes(text: &str) -> Option<u64> {
     let count: u64 = digits.trim_end().parse().ok()?;
     count
         .checked_mul(unit)
-        .filter(|bytes| *bytes > 0 && usize::try_from(*bytes).is_ok())
+        .filter(|bytes| usize::try_from(*bytes).is_ok())
 }

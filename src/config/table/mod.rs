@@ -18,8 +18,8 @@ pub(super) enum Kind {
     Host,
     /// A whole number within bounds, both included.
     Count { min: u64, max: u64 },
-    /// A number of bytes, at least one; `KiB`, `MiB` and `GiB` may follow.
-    Bytes,
+    /// A number of bytes; `KiB`, `MiB` and `GiB` may follow.
+    Bytes { min: u64 },
     /// Whole seconds.
     Seconds { min: u64, max: u64 },
     /// Whole milliseconds.

@@ -108,7 +108,7 @@ pub(super) const ROUTER: &[Setting] = &[
     not_yet(
         "router.queue_policy",
         "DYN_ROUTER_QUEUE_POLICY",
-        Choice(&["fcfs", "wspt"]),
+        Choice(&["fcfs", "lcfs", "wspt"]),
         "fcfs",
         "Order of waiting requests.",
     ),

@@ -62,7 +62,7 @@ pub(super) const LIMITS: &[Setting] = &[
     used(
         "limits.max_body_bytes",
         "POINTSMAN_MAX_BODY_BYTES",
-        Bytes,
+        Bytes { min: 1 },
         "32MiB",
         "Largest request body; a larger one is answered 413.",
     ),
@@ -74,7 +74,7 @@ pub(super) const LIMITS: &[Setting] = &[
             max: 1_000_000,
         },
         "1024",
-        "Connections from Envoy open at once; further ones wait.",
+        "Connections from Envoy open at once; one more is closed.",
     ),
     used(
         "limits.body_idle_ms",
@@ -82,6 +82,13 @@ pub(super) const LIMITS: &[Setting] = &[
         MILLIS,
         "60000",
         "Longest silence within a request body; then 408.",
+    ),
+    used(
+        "limits.pick_ms",
+        "POINTSMAN_PICK_MS",
+        MILLIS,
+        "60000",
+        "Longest time for a pick as a whole, above the waits that it bounds itself; then 503.",
     ),
     used(
         "limits.response_idle_ms",

@@ -1,6 +1,6 @@
 //! Settings of the start: mode, workers, tokenizer and policy; listed only, read elsewhere.
 
-use super::Kind::{Choice, Count, Path, Text};
+use super::Kind::{Bool, Bytes, Choice, Count, Path, Text};
 use super::{MILLIS, Setting, used};
 
 pub(super) const START: &[Setting] = &[
@@ -79,8 +79,43 @@ pub(super) const TOKENIZING: &[Setting] = &[
             min: 0,
             max: 65_536,
         },
-        "64",
+        "32",
         "Long prompts that may wait for a tokenizing thread; one more is routed by load.",
+    ),
+    used(
+        "tokenizer.max_text_bytes",
+        "POINTSMAN_TOKENIZER_MAX_TEXT_BYTES",
+        Bytes { min: 1 },
+        "32MiB",
+        "Longest prompt text that is tokenized; a longer one is routed by load.",
+    ),
+    used(
+        "tokenizer.memo_bytes",
+        "POINTSMAN_TOKENIZER_MEMO_BYTES",
+        Bytes { min: 0 },
+        "256MiB",
+        "Memory for the tokens of prompts seen before; 0 keeps none.",
+    ),
+    used(
+        "tokenizer.engine",
+        "POINTSMAN_TOKENIZER_ENGINE",
+        Choice(&["auto", "fast", "reference"]),
+        "auto",
+        "What turns text into ids: the fast engine where it can read the model's file, or one of the two always.",
+    ),
+    used(
+        "tokenizer.content_format",
+        "POINTSMAN_TOKENIZER_CONTENT_FORMAT",
+        Choice(&["auto", "text", "parts"]),
+        "auto",
+        "How the chat template gets a message's content: as one text, as a list of parts, or as the template asks.",
+    ),
+    used(
+        "tokenizer.keep_refused_tools",
+        "POINTSMAN_TOKENIZER_KEEP_REFUSED_TOOLS",
+        Bool,
+        "true",
+        "Whether tools stay in the prompt where `tool_choice` is `none`. It must be as the engines have it.",
     ),
 ];
 
