@@ -1,0 +1,159 @@
+//! Builds a `SelectionService`: checks the configuration, resolves the policy, starts nothing yet.
+//!
+//! It reads no file and no environment.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::num::NonZeroU32;
+
+use pointsman_core::PartitionConfig;
+use pointsman_plugin::{KvRouterConfig, RouterPluginRegistry, WorkerType};
+use prometheus_client::registry::Registry;
+use tokio::runtime::Handle;
+use tracing::{info, warn};
+
+use crate::error::SelectionServiceError;
+use crate::events::{EventsConfig, Subscribers};
+use crate::metrics::SelectionMetrics;
+use crate::service::SelectionService;
+use crate::workers::{Catalog, Rules};
+
+/// Block size of workers that state none, unless the builder is told another.
+const DEFAULT_BLOCK_SIZE: u32 = 16;
+
+/// What a service is built from.
+#[derive(Debug)]
+pub struct SelectionServiceBuilder {
+    config: KvRouterConfig,
+    worker_type: WorkerType,
+    registry: RouterPluginRegistry,
+    default_block_size: u32,
+    default_model: Option<String>,
+    host: Option<String>,
+    require_ip_endpoints: bool,
+    events: EventsConfig,
+    metrics: SelectionMetrics,
+}
+
+impl SelectionServiceBuilder {
+    pub fn new(
+        config: KvRouterConfig,
+        worker_type: WorkerType,
+        registry: RouterPluginRegistry,
+    ) -> Self {
+        Self {
+            config,
+            worker_type,
+            registry,
+            default_block_size: DEFAULT_BLOCK_SIZE,
+            default_model: None,
+            host: None,
+            require_ip_endpoints: false,
+            events: EventsConfig::default(),
+            metrics: SelectionMetrics::default(),
+        }
+    }
+
+    /// The block size of workers that state none; 16 unless set.
+    #[must_use]
+    pub fn default_block_size(mut self, block_size: u32) -> Self {
+        self.default_block_size = block_size;
+        self
+    }
+
+    /// The model that every request is taken to ask for.
+    #[must_use]
+    pub fn default_model(mut self, model: Option<String>) -> Self {
+        self.default_model = model.filter(|model| !model.is_empty());
+        self
+    }
+
+    /// Names this replica, so that replicas draw different random numbers.
+    #[must_use]
+    pub fn host(mut self, host: String) -> Self {
+        self.host = Some(host);
+        self
+    }
+
+    /// Whether a worker's endpoint must be `http://ip:port`, as a data plane that dials needs it.
+    #[must_use]
+    pub fn require_ip_endpoints(mut self, required: bool) -> Self {
+        self.require_ip_endpoints = required;
+        self
+    }
+
+    #[must_use]
+    pub fn events(mut self, events: EventsConfig) -> Self {
+        self.events = events;
+        self
+    }
+
+    /// Registers the service's metrics.
+    #[must_use]
+    pub fn metrics(mut self, registry: &mut Registry) -> Self {
+        self.metrics = SelectionMetrics::register(registry);
+        self
+    }
+
+    /// Checks everything and makes the service. Its tasks run on the current runtime.
+    #[expect(
+        clippy::unused_async,
+        reason = "must be called on the runtime that runs the tasks"
+    )]
+    pub async fn build(self) -> Result<SelectionService, SelectionServiceError> {
+        let runtime = Handle::try_current().map_err(|_| SelectionServiceError::NoRuntime)?;
+        self.config
+            .validate()
+            .map_err(|mistakes| SelectionServiceError::BadConfig { mistakes })?;
+        let default_block_size = NonZeroU32::new(self.default_block_size).ok_or_else(|| {
+            SelectionServiceError::BadSetting {
+                setting: "default_block_size",
+                value: self.default_block_size.to_string(),
+                expected: "at least 1",
+            }
+        })?;
+        let resolved = self
+            .registry
+            .resolve_for_worker_type(&self.config, self.worker_type)?;
+        for warning in &resolved.warnings {
+            warn!(%warning, "configuration without effect");
+        }
+        let policy_name = resolved.instance.unwrap_or_else(|| "default".to_owned());
+        info!(policy = policy_name, "worker-selection policy resolved");
+        let rules = Rules {
+            default_block_size,
+            require_ip_endpoints: self.require_ip_endpoints,
+            use_kv_events: self.config.use_kv_events,
+            queueing: self.config.router_queue_threshold.is_some(),
+        };
+        let subscribers = Subscribers::new(runtime, self.events, self.metrics.events.clone());
+        let seed = seed_of(self.host.as_deref());
+        let (router, worker_type, factory) = (self.config, self.worker_type, resolved.factory);
+        let make_partition = Box::new(move |_id, layout: crate::workers::Layout| PartitionConfig {
+            policy_name: policy_name.clone(),
+            eagle: layout.eagle,
+            seed,
+            ..PartitionConfig::new(
+                router.clone(),
+                worker_type,
+                factory.clone(),
+                layout.block_size,
+            )
+        });
+        let catalog = Catalog::new(rules, make_partition, subscribers);
+        Ok(SelectionService::new(
+            catalog,
+            self.default_model,
+            self.metrics,
+        ))
+    }
+}
+
+/// From the replica's name, or else from chance.
+fn seed_of(host: Option<&str>) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    match host {
+        Some(host) => host.hash(&mut hasher),
+        None => uuid::Uuid::new_v4().as_u128().hash(&mut hasher),
+    }
+    hasher.finish()
+}

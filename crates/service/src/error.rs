@@ -1,0 +1,58 @@
+//! What can go wrong at the service's door, one variant per cause that a caller can act on.
+
+use pointsman_core::{PartitionId, SelectError};
+use pointsman_plugin::{ConfigMistake, WorkerSelectionPolicyRegistryError};
+
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SelectionServiceError {
+    #[error(transparent)]
+    Select(#[from] SelectError),
+    #[error(transparent)]
+    UnknownModel(#[from] UnknownModel),
+    /// Workers are registered, but none ever served this model and group.
+    #[error("no worker serves {partition}")]
+    UnknownPartition { partition: PartitionId },
+    #[error("worker {worker_id} is not registered")]
+    UnknownWorker { worker_id: u64 },
+    /// The worker source has not been read yet.
+    #[error("the workers are not known yet")]
+    NotReady,
+    #[error("the service is shutting down")]
+    ShuttingDown,
+    #[error("worker {worker_id}: {field} is {value}, expected {expected}")]
+    BadWorker {
+        worker_id: u64,
+        field: &'static str,
+        value: String,
+        expected: String,
+    },
+    #[error("{setting} is {value}, expected {expected}")]
+    BadSetting {
+        setting: &'static str,
+        value: String,
+        expected: &'static str,
+    },
+    #[error("the router configuration is invalid: {}", list(.mistakes))]
+    BadConfig { mistakes: Vec<ConfigMistake> },
+    #[error("the worker-selection policy cannot be built")]
+    Policy(#[from] WorkerSelectionPolicyRegistryError),
+    /// The service must be built inside the runtime that its tasks are to run on.
+    #[error("no tokio runtime is running here")]
+    NoRuntime,
+}
+
+/// A request names a model that no worker serves.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no worker serves the model {}", .model.as_deref().unwrap_or("(none given)"))]
+pub struct UnknownModel {
+    pub model: Option<String>,
+}
+
+fn list(mistakes: &[ConfigMistake]) -> String {
+    mistakes
+        .iter()
+        .map(ToString::to_string)
+        .collect::<Vec<_>>()
+        .join("; ")
+}

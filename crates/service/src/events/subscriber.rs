@@ -1,0 +1,324 @@
+//! One task per event stream: connects, reads, hands frames to the stream's state and does what it
+//! says. It reconnects with back-off for as long as its worker is registered.
+//!
+//! A stream has its own sockets and its own task, so a slow or dead engine delays no other. It
+//! decides nothing about order or meaning.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use futures::StreamExt;
+use prometheus_client::metrics::gauge::Gauge;
+use tokio::time::{sleep, sleep_until, timeout};
+use tracing::{debug, info, warn};
+use zeromq::{Socket, SocketEvent, SocketOptions, SocketRecv, SubSocket, ZmqError, ZmqMessage};
+
+use super::ingest::{Ingest, Target};
+use super::progress::RankProgress;
+use super::replay::{Replay, Reply};
+use super::stream::{Action, Actions, Limits, ReplayEnd, Sight, Stream};
+use super::{EventsConfig, RankStream, wire};
+use crate::metrics::{EventMetrics, ReplayOutcome};
+use crate::workers::EventSource;
+
+#[derive(Debug)]
+pub(super) struct Subscriber {
+    worker_id: u64,
+    dp_rank: u32,
+    source: EventSource,
+    config: Arc<EventsConfig>,
+    progress: Arc<RankProgress>,
+    metrics: EventMetrics,
+    stream: Stream,
+    ingest: Ingest,
+    replay: Option<Replay>,
+    actions: Actions,
+}
+
+struct Connection {
+    socket: SubSocket,
+    monitor: futures::channel::mpsc::Receiver<SocketEvent>,
+}
+
+/// Why a connection ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Parting {
+    Lost,
+    Silent,
+}
+
+#[derive(Debug, thiserror::Error)]
+enum ConnectError {
+    #[error("no connection within {0:?}")]
+    Timeout(Duration),
+    #[error(transparent)]
+    Socket(#[from] ZmqError),
+}
+
+impl Subscriber {
+    pub(super) fn new(
+        stream: RankStream,
+        config: Arc<EventsConfig>,
+        progress: Arc<RankProgress>,
+        metrics: EventMetrics,
+    ) -> Self {
+        let RankStream {
+            partition,
+            worker_id,
+            dp_rank,
+            worker_ranks,
+            source,
+        } = stream;
+        let limits = Limits {
+            suspect: config.suspect_time,
+            retry_min: config.replay_retry_min,
+            retry_max: config.replay_retry_max,
+            held_frames: config.held_batches,
+            held_bytes: config.held_bytes,
+        };
+        let layout = partition.layout();
+        let target = Target {
+            partition,
+            layout,
+            worker_id,
+            dp_rank,
+            ranks: worker_ranks,
+        };
+        Self {
+            worker_id,
+            dp_rank,
+            stream: Stream::new(source.replay.is_some(), limits),
+            ingest: Ingest::new(target, Arc::clone(&progress), metrics.clone()),
+            source,
+            config,
+            progress,
+            metrics,
+            replay: None,
+            actions: Actions::new(),
+        }
+    }
+
+    /// Runs until it is dropped.
+    pub(super) async fn run(mut self) {
+        let _counted = Counted::in_gauge(&self.metrics.subscribers);
+        // Whatever an earlier stream said of this rank is not this stream's.
+        self.ingest.clear();
+        let mut back_off = BackOff::new(self.config.reconnect_min, self.config.reconnect_max);
+        let mut lost_at = Instant::now();
+        loop {
+            match self.connect().await {
+                Ok(connection) => {
+                    let connected_at = Instant::now();
+                    if self.serve(connection).await == Parting::Silent {
+                        continue;
+                    }
+                    lost_at = Instant::now();
+                    if lost_at - connected_at > self.config.reconnect_max {
+                        back_off.reset();
+                    }
+                }
+                Err(error) => {
+                    let (worker_id, dp_rank) = (self.worker_id, self.dp_rank);
+                    debug!(worker_id, dp_rank, %error, "kv event publisher not reached");
+                }
+            }
+            self.metrics.connection_failures.inc();
+            if lost_at.elapsed() >= self.config.suspect_time {
+                self.stream.unreachable(&mut self.actions);
+                self.act();
+            }
+            sleep(back_off.pause()).await;
+        }
+    }
+
+    async fn connect(&self) -> Result<Connection, ConnectError> {
+        let mut options = SocketOptions::default();
+        options.connect_timeout(self.config.connect_timeout);
+        let mut socket = SubSocket::with_options(options);
+        let monitor = socket.monitor();
+        socket.subscribe("").await?;
+        let limit = self.config.connect_timeout;
+        timeout(limit, socket.connect(&self.source.publisher))
+            .await
+            .map_err(|_| ConnectError::Timeout(limit))??;
+        Ok(Connection { socket, monitor })
+    }
+
+    /// Reads a connection to its end.
+    async fn serve(&mut self, mut connection: Connection) -> Parting {
+        let (worker_id, dp_rank) = (self.worker_id, self.dp_rank);
+        info!(worker_id, dp_rank, "kv event stream connected");
+        let _connected = Connected::new(&self.progress, &self.metrics.connected);
+        self.stream.connected(&mut self.actions);
+        self.act();
+        let mut heard_at = Instant::now();
+        loop {
+            let wake_at = self.stream.wake_at();
+            let silent_at = heard_at + self.config.silence;
+            tokio::select! {
+                message = connection.socket.recv(), if !self.stream.is_holding_full() => {
+                    heard_at = Instant::now();
+                    match message {
+                        Ok(message) => self.hear(message),
+                        Err(error) => {
+                            warn!(worker_id, dp_rank, %error, "kv event stream broke");
+                            break;
+                        }
+                    }
+                }
+                event = connection.monitor.next() => {
+                    if matches!(event, None | Some(SocketEvent::Disconnected(_) | SocketEvent::Closed)) {
+                        warn!(worker_id, dp_rank, "kv event stream lost");
+                        break;
+                    }
+                }
+                reply = next_reply(self.replay.as_mut()) => self.hear_replay(reply),
+                () = sleep_until(wake_at.unwrap_or(silent_at).into()), if wake_at.is_some() => {
+                    self.stream.woke(Instant::now(), &mut self.actions);
+                }
+                () = sleep_until(silent_at.into()), if self.source.replay.is_some() => {
+                    debug!(worker_id, dp_rank, "kv event stream silent, reconnecting");
+                    return Parting::Silent;
+                }
+            }
+            self.act();
+        }
+        self.replay = None;
+        Parting::Lost
+    }
+
+    fn hear(&mut self, message: ZmqMessage) {
+        let parts: Vec<Bytes> = message.into_vec();
+        match wire::live_frame(&parts) {
+            Ok(frame) => self.stream.live(frame, &mut self.actions),
+            Err(error) => {
+                self.metrics.bad_frames.inc();
+                let (worker_id, dp_rank) = (self.worker_id, self.dp_rank);
+                debug!(worker_id, dp_rank, %error, "kv event message dropped");
+            }
+        }
+    }
+
+    fn hear_replay(&mut self, reply: Reply) {
+        let now = Instant::now();
+        match reply {
+            Reply::Frame(frame) => self.stream.replayed(frame, now, &mut self.actions),
+            Reply::End(end) => {
+                self.replay = None;
+                self.metrics.count_replay(match end {
+                    ReplayEnd::Complete => ReplayOutcome::Complete,
+                    ReplayEnd::Failed => ReplayOutcome::Failed,
+                });
+                self.stream.replay_ended(end, now, &mut self.actions);
+            }
+        }
+    }
+
+    /// Does what the stream's state asks for.
+    fn act(&mut self) {
+        let (worker_id, dp_rank) = (self.worker_id, self.dp_rank);
+        for action in self.actions.drain(..) {
+            match action {
+                Action::Apply { frame, replayed } => self.ingest.apply(&frame, replayed),
+                Action::Clear(cause) => {
+                    self.metrics.count_clear(cause);
+                    warn!(
+                        worker_id,
+                        dp_rank,
+                        cause = cause.as_str(),
+                        "kv blocks of a rank forgotten"
+                    );
+                    self.ingest.clear();
+                }
+                Action::Replay { from } => {
+                    debug!(worker_id, dp_rank, from, "kv event replay asked for");
+                    self.metrics.count_replay(ReplayOutcome::Asked);
+                    let endpoint = self.source.replay.clone();
+                    self.replay = endpoint.map(|endpoint| {
+                        Replay::start(endpoint, from, &self.config, self.metrics.clone())
+                    });
+                }
+                Action::StopReplay => self.replay = None,
+                Action::Saw(Sight::Gap) => {
+                    self.metrics.gaps.inc();
+                }
+                Action::Saw(Sight::Duplicate) => {
+                    self.metrics.duplicates.inc();
+                }
+            }
+        }
+        self.progress.set_suspect(self.stream.is_suspect());
+    }
+}
+
+/// The next message of the replay under way; never, without one.
+async fn next_reply(replay: Option<&mut Replay>) -> Reply {
+    match replay {
+        Some(replay) => replay.next().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// One in a gauge for as long as it lives.
+struct Counted(Gauge);
+
+impl Counted {
+    fn in_gauge(gauge: &Gauge) -> Self {
+        gauge.inc();
+        Self(gauge.clone())
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}
+
+struct Connected {
+    progress: Arc<RankProgress>,
+    _counted: Counted,
+}
+
+impl Connected {
+    fn new(progress: &Arc<RankProgress>, gauge: &Gauge) -> Self {
+        progress.set_connected(true);
+        Self {
+            progress: Arc::clone(progress),
+            _counted: Counted::in_gauge(gauge),
+        }
+    }
+}
+
+impl Drop for Connected {
+    fn drop(&mut self) {
+        self.progress.set_connected(false);
+    }
+}
+
+struct BackOff {
+    next: Duration,
+    min: Duration,
+    max: Duration,
+}
+
+impl BackOff {
+    fn new(min: Duration, max: Duration) -> Self {
+        Self {
+            next: min,
+            min,
+            max,
+        }
+    }
+
+    fn pause(&mut self) -> Duration {
+        let pause = self.next;
+        self.next = pause.saturating_mul(2).min(self.max);
+        pause
+    }
+
+    fn reset(&mut self) {
+        self.next = self.min;
+    }
+}

@@ -1,0 +1,264 @@
+//! What this crate counts, in one struct that is registered once; every label is from a closed set.
+//!
+//! It measures and never decides.
+
+use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+
+use crate::events::{ClearCause, SkipReason};
+use crate::workers::Lifecycle;
+
+/// The counters of one service. Clones share them.
+#[derive(Clone, Debug, Default)]
+pub struct SelectionMetrics {
+    selections: Family<OutcomeLabels, Counter>,
+    pub(crate) reservations: Counter,
+    workers: Family<LifecycleLabels, Gauge>,
+    pub(crate) events: EventMetrics,
+}
+
+/// The part that the event subscribers count.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct EventMetrics {
+    pub(crate) batches: Counter,
+    pub(crate) replayed_batches: Counter,
+    pub(crate) bad_batches: Counter,
+    pub(crate) bad_frames: Counter,
+    pub(crate) duplicates: Counter,
+    pub(crate) gaps: Counter,
+    pub(crate) subscribers: Gauge,
+    pub(crate) connected: Gauge,
+    pub(crate) connection_failures: Counter,
+    applied: Family<KindLabels, Counter>,
+    skipped: Family<SkipLabels, Counter>,
+    clears: Family<ClearLabels, Counter>,
+    replays: Family<ReplayLabels, Counter>,
+}
+
+/// What an applied event did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum EventKind {
+    Stored,
+    Removed,
+    Cleared,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum ReplayOutcome {
+    Asked,
+    Complete,
+    Failed,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OutcomeLabels {
+    outcome: Name,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct LifecycleLabels {
+    lifecycle: Name,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct KindLabels {
+    kind: Name,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct SkipLabels {
+    reason: Name,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ClearLabels {
+    cause: Name,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ReplayLabels {
+    outcome: Name,
+}
+
+/// A label value fixed in the source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Name(&'static str);
+
+impl EncodeLabelValue for Name {
+    fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), std::fmt::Error> {
+        self.0.encode(encoder)
+    }
+}
+
+impl SelectionMetrics {
+    /// Makes the metrics and registers each; call once per registry.
+    pub fn register(registry: &mut Registry) -> Self {
+        let metrics = Self::default();
+        registry.register(
+            "selections",
+            "Selections by outcome",
+            metrics.selections.clone(),
+        );
+        registry.register(
+            "reservations",
+            "Selections that reserved load",
+            metrics.reservations.clone(),
+        );
+        registry.register(
+            "workers",
+            "Registered workers by lifecycle",
+            metrics.workers.clone(),
+        );
+        metrics.events.register(registry);
+        metrics
+    }
+
+    pub(crate) fn count_selection(&self, outcome: &'static str) {
+        self.selections
+            .get_or_create(&OutcomeLabels {
+                outcome: Name(outcome),
+            })
+            .inc();
+    }
+
+    pub(crate) fn set_workers(&self, count_of: impl Fn(Lifecycle) -> usize) {
+        for lifecycle in Lifecycle::ALL {
+            let labels = LifecycleLabels {
+                lifecycle: Name(lifecycle.as_str()),
+            };
+            let count = i64::try_from(count_of(lifecycle)).unwrap_or(i64::MAX);
+            self.workers.get_or_create(&labels).set(count);
+        }
+    }
+}
+
+impl EventMetrics {
+    fn register(&self, registry: &mut Registry) {
+        let counters = [
+            (
+                "kv_event_batches",
+                "Batches of KV events applied",
+                &self.batches,
+            ),
+            (
+                "kv_event_replayed_batches",
+                "Batches applied from a replay",
+                &self.replayed_batches,
+            ),
+            (
+                "kv_event_bad_batches",
+                "Batches dropped because they do not decode",
+                &self.bad_batches,
+            ),
+            (
+                "kv_event_bad_frames",
+                "Messages dropped for their frames",
+                &self.bad_frames,
+            ),
+            (
+                "kv_event_duplicates",
+                "Batches that came again",
+                &self.duplicates,
+            ),
+            ("kv_event_gaps", "Gaps seen in event streams", &self.gaps),
+            (
+                "kv_event_connection_failures",
+                "Connections to event publishers that failed or broke",
+                &self.connection_failures,
+            ),
+        ];
+        for (name, help, counter) in counters {
+            registry.register(name, help, counter.clone());
+        }
+        registry.register(
+            "kv_event_subscribers",
+            "Event subscribers",
+            self.subscribers.clone(),
+        );
+        registry.register(
+            "kv_event_subscribers_connected",
+            "Event subscribers that are connected",
+            self.connected.clone(),
+        );
+        registry.register(
+            "kv_events_applied",
+            "KV events applied by kind",
+            self.applied.clone(),
+        );
+        registry.register(
+            "kv_events_skipped",
+            "KV events left out by reason",
+            self.skipped.clone(),
+        );
+        registry.register(
+            "kv_rank_clears",
+            "Ranks forgotten by cause",
+            self.clears.clone(),
+        );
+        registry.register(
+            "kv_event_replays",
+            "Replays by outcome",
+            self.replays.clone(),
+        );
+    }
+
+    pub(crate) fn count_applied(&self, kind: EventKind) {
+        let name = match kind {
+            EventKind::Stored => "stored",
+            EventKind::Removed => "removed",
+            EventKind::Cleared => "cleared",
+        };
+        self.applied
+            .get_or_create(&KindLabels { kind: Name(name) })
+            .inc();
+    }
+
+    pub(crate) fn count_skipped(&self, reason: SkipReason, count: u32) {
+        let labels = SkipLabels {
+            reason: Name(reason.as_str()),
+        };
+        self.skipped.get_or_create(&labels).inc_by(u64::from(count));
+    }
+
+    pub(crate) fn count_clear(&self, cause: ClearCause) {
+        self.clears
+            .get_or_create(&ClearLabels {
+                cause: Name(cause.as_str()),
+            })
+            .inc();
+    }
+
+    pub(crate) fn count_replay(&self, outcome: ReplayOutcome) {
+        let name = match outcome {
+            ReplayOutcome::Asked => "asked",
+            ReplayOutcome::Complete => "complete",
+            ReplayOutcome::Failed => "failed",
+        };
+        self.replays
+            .get_or_create(&ReplayLabels {
+                outcome: Name(name),
+            })
+            .inc();
+    }
+
+    #[cfg(test)]
+    pub(crate) fn skipped(&self, reason: SkipReason) -> u64 {
+        self.skipped
+            .get_or_create(&SkipLabels {
+                reason: Name(reason.as_str()),
+            })
+            .get()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn clears(&self, cause: ClearCause) -> u64 {
+        self.clears
+            .get_or_create(&ClearLabels {
+                cause: Name(cause.as_str()),
+            })
+            .get()
+    }
+}

@@ -1,0 +1,431 @@
+//! `SelectionService`: the one door through which workers are registered and requests are placed.
+//!
+//! It holds published snapshots and hands decisions to the partitions of core. It waits for
+//! nothing on the request path, so a dropped future leaves nothing behind: load is held by the
+//! `Reservation` that is returned, and by nothing else.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use arc_swap::ArcSwap;
+use pointsman_core::{
+    Partition, PartitionId, RankLoad, Reservation, ReservationId, SelectError, Selection,
+    SelectionRequest,
+};
+use tokio::sync::watch;
+use tokio::time::timeout_at;
+use tracing::{info, warn};
+
+use crate::error::{SelectionServiceError, UnknownModel};
+use crate::metrics::SelectionMetrics;
+use crate::workers::{
+    Catalog, EndpointTable, Lifecycle, MAX_DATA_PARALLEL_SIZE, Snapshot, WorkerRecord,
+    WorkerRegistration,
+};
+
+/// Longest reservation id that is taken, in bytes.
+pub const MAX_RESERVATION_ID_BYTES: usize = 256;
+/// How long `shutdown` waits for tasks to end.
+const SHUTDOWN_WAIT: Duration = Duration::from_secs(5);
+const DEFAULT_GROUP: &str = "default";
+
+/// Worker registration, selection and reservation. Clones are the same service; when the last one
+/// is dropped its tasks stop.
+#[derive(Clone, Debug)]
+pub struct SelectionService {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    /// Writers only.
+    catalog: Mutex<Catalog>,
+    published: ArcSwap<Snapshot>,
+    state: watch::Sender<ServiceState>,
+    default_model: Option<String>,
+    metrics: SelectionMetrics,
+}
+
+/// What the outside may know at a glance.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ServiceState {
+    /// The worker source has been read once; an empty one counts.
+    pub source_read: bool,
+    pub stopping: bool,
+    /// Workers that may serve.
+    pub schedulable: usize,
+}
+
+/// A decision and where to send the request.
+#[derive(Clone, Debug)]
+pub struct Selected {
+    pub selection: Selection,
+    /// As registered, for example `http://10.0.0.7:8000`.
+    pub endpoint: String,
+}
+
+/// A decision whose load is held until the reservation is dropped.
+#[derive(Debug)]
+pub struct Reserved {
+    pub selected: Selected,
+    pub reservation: Reservation,
+}
+
+/// What is charged in one partition.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PartitionLoads {
+    pub id: PartitionId,
+    pub loads: Vec<RankLoad>,
+}
+
+/// How far a rank's event stream has been applied.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EventsApplied {
+    /// The number of the batch applied last.
+    pub last_sequence: Option<u64>,
+    pub batches: u64,
+}
+
+impl SelectionService {
+    pub(crate) fn new(
+        catalog: Catalog,
+        default_model: Option<String>,
+        metrics: SelectionMetrics,
+    ) -> Self {
+        let service = Self {
+            shared: Arc::new(Shared {
+                catalog: Mutex::new(catalog),
+                published: ArcSwap::default(),
+                state: watch::Sender::default(),
+                default_model,
+                metrics,
+            }),
+        };
+        service.shared.metrics.set_workers(|_| 0);
+        service
+    }
+
+    /// Registers a worker, or replaces what is registered under its id. A worker that cannot serve
+    /// is kept all the same; its record says why.
+    pub fn register_worker(
+        &self,
+        registration: WorkerRegistration,
+    ) -> Result<WorkerRecord, SelectionServiceError> {
+        check_registration(&registration)?;
+        let worker_id = registration.worker_id;
+        self.write(|catalog| catalog.upsert(registration))?;
+        let record = self.worker(worker_id);
+        record.ok_or(SelectionServiceError::UnknownWorker { worker_id })
+    }
+
+    /// Answers the record that the worker had.
+    pub fn remove_worker(&self, worker_id: u64) -> Result<WorkerRecord, SelectionServiceError> {
+        let unknown = SelectionServiceError::UnknownWorker { worker_id };
+        let Some(record) = self.worker(worker_id) else {
+            return Err(unknown);
+        };
+        if self.write(|catalog| catalog.remove(worker_id))? {
+            Ok(record)
+        } else {
+            Err(unknown)
+        }
+    }
+
+    /// Makes the registered workers equal to `registrations`, in one step. All of them are checked
+    /// first; one bad entry changes nothing.
+    pub fn replace_workers(
+        &self,
+        registrations: Vec<WorkerRegistration>,
+    ) -> Result<(), SelectionServiceError> {
+        let mut ids = BTreeSet::new();
+        for registration in &registrations {
+            check_registration(registration)?;
+            if !ids.insert(registration.worker_id) {
+                return Err(SelectionServiceError::BadWorker {
+                    worker_id: registration.worker_id,
+                    field: "worker_id",
+                    value: registration.worker_id.to_string(),
+                    expected: "an id that no other entry has".to_owned(),
+                });
+            }
+        }
+        self.write(|catalog| catalog.replace(registrations))
+    }
+
+    /// Every registered worker, by id.
+    pub fn workers(&self) -> Vec<WorkerRecord> {
+        self.shared
+            .published
+            .load()
+            .workers
+            .values()
+            .map(|worker| worker.record())
+            .collect()
+    }
+
+    pub fn worker(&self, worker_id: u64) -> Option<WorkerRecord> {
+        let snapshot = self.shared.published.load();
+        snapshot
+            .workers
+            .get(&worker_id)
+            .map(|worker| worker.record())
+    }
+
+    /// The schedulable workers and their addresses as of now.
+    pub fn endpoints(&self) -> Arc<EndpointTable> {
+        Arc::clone(&self.shared.published.load().endpoints)
+    }
+
+    /// Where a request for `model` is placed: with a configured model, or exactly one registered,
+    /// there; else at the named one. With no worker at all it names a partition without workers.
+    pub fn partition_of(&self, model: Option<&str>) -> Result<PartitionId, UnknownModel> {
+        if let Some(default) = &self.shared.default_model {
+            return Ok(PartitionId::new(default.as_str(), DEFAULT_GROUP));
+        }
+        let snapshot = self.shared.published.load();
+        let mut models = snapshot.models.iter();
+        let chosen = match (models.next(), models.next()) {
+            (None, _) => Some(model.unwrap_or(DEFAULT_GROUP)),
+            (Some(only), None) => Some(only.as_str()),
+            (Some(_), Some(_)) => model.filter(|model| snapshot.models.contains(*model)),
+        };
+        chosen
+            .map(|model| PartitionId::new(model, DEFAULT_GROUP))
+            .ok_or_else(|| UnknownModel {
+                model: model.map(str::to_owned),
+            })
+    }
+
+    /// Chooses a worker and holds nothing.
+    #[expect(clippy::unused_async, reason = "waiting for a turn belongs here")]
+    pub async fn select(
+        &self,
+        partition: &PartitionId,
+        request: SelectionRequest,
+    ) -> Result<Selected, SelectionServiceError> {
+        let outcome = self.partition(partition).and_then(|(partition, snapshot)| {
+            let selection = partition.select(&request, Instant::now())?;
+            located(selection, &snapshot)
+        });
+        self.count(outcome.as_ref().err());
+        outcome
+    }
+
+    /// Chooses a worker and charges it. Without an id one is made.
+    #[expect(clippy::unused_async, reason = "waiting for a turn belongs here")]
+    pub async fn select_and_reserve(
+        &self,
+        partition: &PartitionId,
+        request: SelectionRequest,
+        id: Option<String>,
+    ) -> Result<Reserved, SelectionServiceError> {
+        let outcome = self.reserve_now(partition, &request, id);
+        self.count(outcome.as_ref().err());
+        outcome
+    }
+
+    pub fn loads(&self) -> Vec<PartitionLoads> {
+        let snapshot = self.shared.published.load();
+        let partitions = snapshot.partitions.iter();
+        partitions
+            .map(|(id, partition)| PartitionLoads {
+                id: id.clone(),
+                loads: partition.loads(),
+            })
+            .collect()
+    }
+
+    pub fn has_schedulable_worker(&self) -> bool {
+        !self.shared.published.load().endpoints.is_empty()
+    }
+
+    pub fn state(&self) -> watch::Receiver<ServiceState> {
+        self.shared.state.subscribe()
+    }
+
+    /// `None` where no events of that rank are known of.
+    pub fn events_applied(&self, worker_id: u64, dp_rank: u32) -> Option<EventsApplied> {
+        let snapshot = self.shared.published.load();
+        let report = snapshot
+            .workers
+            .get(&worker_id)?
+            .progress
+            .get(&dp_rank)?
+            .report();
+        Some(EventsApplied {
+            last_sequence: report.last_sequence,
+            batches: report.applied_batches,
+        })
+    }
+
+    /// Refuses new work, stops every task and waits for them, but not for ever. Reservations that
+    /// are held stay charged until they are dropped.
+    pub async fn shutdown(&self) {
+        self.shared.state.send_modify(|state| state.stopping = true);
+        let tasks = self.catalog().stop();
+        let deadline = tokio::time::Instant::now() + SHUTDOWN_WAIT;
+        let mut late = 0_usize;
+        for task in tasks {
+            if timeout_at(deadline, task).await.is_err() {
+                late += 1;
+            }
+        }
+        if late > 0 {
+            warn!(late, "tasks still running at shutdown");
+        }
+    }
+
+    fn reserve_now(
+        &self,
+        partition: &PartitionId,
+        request: &SelectionRequest,
+        id: Option<String>,
+    ) -> Result<Reserved, SelectionServiceError> {
+        let id = reservation_id(id)?;
+        let (partition, snapshot) = self.partition(partition)?;
+        let reserved = partition.select_and_reserve(request, id, Instant::now())?;
+        // A worker that left meanwhile: the error drops the reservation, and with it the load.
+        let selected = located(reserved.selection, &snapshot)?;
+        self.shared.metrics.reservations.inc();
+        Ok(Reserved {
+            selected,
+            reservation: reserved.reservation,
+        })
+    }
+
+    fn partition(
+        &self,
+        id: &PartitionId,
+    ) -> Result<(Arc<Partition>, Arc<Snapshot>), SelectionServiceError> {
+        let state = *self.shared.state.borrow();
+        if state.stopping {
+            return Err(SelectionServiceError::ShuttingDown);
+        }
+        let snapshot = self.shared.published.load_full();
+        if let Some(partition) = snapshot.partitions.get(id) {
+            return Ok((Arc::clone(partition), snapshot));
+        }
+        Err(if !state.source_read {
+            SelectionServiceError::NotReady
+        } else if snapshot.workers.is_empty() {
+            SelectError::NoWorkers.into()
+        } else {
+            SelectionServiceError::UnknownPartition {
+                partition: id.clone(),
+            }
+        })
+    }
+
+    /// One change to the catalog, and its publication.
+    fn write<T>(&self, change: impl FnOnce(&mut Catalog) -> T) -> Result<T, SelectionServiceError> {
+        let (outcome, before, after) = {
+            let mut catalog = self.catalog();
+            if self.shared.state.borrow().stopping {
+                return Err(SelectionServiceError::ShuttingDown);
+            }
+            let outcome = change(&mut catalog);
+            let after = Arc::new(catalog.snapshot());
+            let before = self.shared.published.swap(Arc::clone(&after));
+            self.shared
+                .metrics
+                .set_workers(|lifecycle| after.count(lifecycle));
+            self.shared.state.send_modify(|state| {
+                state.source_read = true;
+                state.schedulable = after.count(Lifecycle::Schedulable);
+            });
+            (outcome, before, after)
+        };
+        log_changes(&before, &after);
+        Ok(outcome)
+    }
+
+    fn catalog(&self) -> MutexGuard<'_, Catalog> {
+        self.shared
+            .catalog
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn count(&self, error: Option<&SelectionServiceError>) {
+        self.shared
+            .metrics
+            .count_selection(error.map_or("selected", outcome_name));
+    }
+}
+
+fn check_registration(registration: &WorkerRegistration) -> Result<(), SelectionServiceError> {
+    if registration.rank_count() <= MAX_DATA_PARALLEL_SIZE {
+        return Ok(());
+    }
+    Err(SelectionServiceError::BadWorker {
+        worker_id: registration.worker_id,
+        field: "data_parallel_size",
+        value: registration.rank_count().to_string(),
+        expected: format!("at most {MAX_DATA_PARALLEL_SIZE}"),
+    })
+}
+
+fn reservation_id(id: Option<String>) -> Result<ReservationId, SelectError> {
+    let Some(id) = id else {
+        return Ok(ReservationId::from(uuid::Uuid::new_v4().to_string()));
+    };
+    if id.is_empty() || id.len() > MAX_RESERVATION_ID_BYTES {
+        return Err(SelectError::BadRequest(format!(
+            "selection_id must have 1 to {MAX_RESERVATION_ID_BYTES} bytes, found {}",
+            id.len()
+        )));
+    }
+    Ok(ReservationId::from(id))
+}
+
+fn located(selection: Selection, snapshot: &Snapshot) -> Result<Selected, SelectionServiceError> {
+    let endpoint = snapshot.endpoints.endpoint(selection.worker.worker_id);
+    let endpoint = endpoint.ok_or(SelectError::WorkerGone)?.url.clone();
+    Ok(Selected {
+        selection,
+        endpoint,
+    })
+}
+
+fn log_changes(before: &Snapshot, after: &Snapshot) {
+    for (worker_id, worker) in &after.workers {
+        let record = worker.record();
+        let known = before.workers.get(worker_id).map(|worker| worker.record());
+        if known.is_some_and(|known| known.lifecycle == record.lifecycle) {
+            continue;
+        }
+        let (lifecycle, reasons) = (record.lifecycle, record.not_schedulable_reasons.join("; "));
+        info!(worker_id, %lifecycle, reasons, "worker registered");
+    }
+    for worker_id in before
+        .workers
+        .keys()
+        .filter(|id| !after.workers.contains_key(id))
+    {
+        info!(worker_id, "worker removed");
+    }
+}
+
+fn outcome_name(error: &SelectionServiceError) -> &'static str {
+    match error {
+        SelectionServiceError::Select(error) => match error {
+            SelectError::NoWorkers => "no_workers",
+            SelectError::NoneEligible => "none_eligible",
+            SelectError::PinnedNotAllowed { .. } => "pinned_not_allowed",
+            SelectError::PinnedOverloaded { .. } => "pinned_overloaded",
+            SelectError::AllOverloaded => "all_overloaded",
+            SelectError::AllFiltered { .. } => "all_filtered",
+            SelectError::Policy(_) => "policy_failed",
+            SelectError::PolicyPanicked => "policy_panicked",
+            SelectError::BadRequest(_) => "bad_request",
+            SelectError::DuplicateReservation { .. } => "duplicate_reservation",
+            SelectError::WorkerGone => "worker_gone",
+            _ => "other",
+        },
+        SelectionServiceError::UnknownPartition { .. } => "unknown_partition",
+        SelectionServiceError::NotReady => "not_ready",
+        SelectionServiceError::ShuttingDown => "shutting_down",
+        _ => "other",
+    }
+}
