@@ -6,6 +6,7 @@ mod policy;
 mod reader;
 #[cfg(test)]
 pub(crate) mod scratch;
+mod settings_file;
 mod spelling;
 mod table;
 #[cfg(test)]

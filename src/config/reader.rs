@@ -3,12 +3,10 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
-use serde_yaml::Value as Yaml;
-
-use super::document;
+use super::settings_file;
 use super::spelling::nearest;
 use super::table::{self, Kind, Setting, Status};
 use super::value::{self, Port, Value};
@@ -60,9 +58,9 @@ impl fmt::Debug for Environment<'_> {
 }
 
 /// A value that was set, and the name under which.
-struct Found {
-    setting: String,
-    text: String,
+pub(super) struct Found {
+    pub(super) setting: String,
+    pub(super) text: String,
 }
 
 /// The parsed settings, by variable name.
@@ -79,7 +77,8 @@ impl Values {
     pub(super) fn collect(environment: &Environment<'_>) -> Self {
         let mut values = Self::default();
         values.refuse_unknown_names(environment);
-        let mut file = values.settings_file(environment);
+        let path = variable("POINTSMAN_CONFIG", environment);
+        let mut file = settings_file::read(path, &mut values.mistakes);
         for setting in table::settings() {
             let from_file = setting.key.and_then(|key| file.remove(key));
             let found = from_environment(setting, environment);
@@ -268,73 +267,6 @@ impl Values {
             });
         }
     }
-
-    /// The values of the settings file by dotted key; unknown keys become mistakes.
-    fn settings_file(&mut self, environment: &Environment<'_>) -> HashMap<&'static str, Found> {
-        let Some(path) = variable("POINTSMAN_CONFIG", environment) else {
-            return HashMap::new();
-        };
-        let document = document::read(Path::new(&path))
-            .map_err(|error| error.to_string())
-            .and_then(|text| {
-                serde_yaml::from_str::<Yaml>(&text)
-                    .map_err(|error| format!("{path} is not valid YAML: {error}"))
-            });
-        let mut leaves = Vec::new();
-        match document {
-            Err(problem) => self.mistakes.push(SettingError {
-                setting: "POINTSMAN_CONFIG".to_owned(),
-                value: Some(path.clone()),
-                problem,
-            }),
-            Ok(Yaml::Null) => {}
-            Ok(Yaml::Mapping(mapping)) => flatten("", &Yaml::Mapping(mapping), &mut leaves),
-            Ok(_) => self.mistakes.push(SettingError {
-                setting: path.clone(),
-                value: None,
-                problem: "expected a mapping of settings, such as `block_size: 16`".to_owned(),
-            }),
-        }
-        self.known_leaves(&path, leaves)
-    }
-
-    fn known_leaves(
-        &mut self,
-        path: &str,
-        leaves: Vec<(String, Result<String, String>)>,
-    ) -> HashMap<&'static str, Found> {
-        let mut found = HashMap::new();
-        for (key, text) in leaves {
-            let setting = format!("{path}: {key}");
-            let known =
-                table::settings().find_map(|setting| setting.key.filter(|known| *known == key));
-            let is_section = || {
-                table::settings().any(|setting| {
-                    setting
-                        .key
-                        .is_some_and(|known| known.starts_with(&format!("{key}.")))
-                })
-            };
-            match (known, text) {
-                (None, Ok(text)) if text.is_empty() && is_section() => {}
-                (None, text) => self.mistakes.push(SettingError {
-                    setting,
-                    value: text.ok(),
-                    problem: unknown_key(&key),
-                }),
-                (Some(_), Err(problem)) => self.mistakes.push(SettingError {
-                    setting,
-                    value: None,
-                    problem,
-                }),
-                (Some(known), Ok(text)) if !text.is_empty() => {
-                    found.insert(known, Found { setting, text });
-                }
-                (Some(_), Ok(_)) => {}
-            }
-        }
-        found
-    }
 }
 
 fn from_environment(setting: &Setting, environment: &Environment<'_>) -> Option<Found> {
@@ -366,52 +298,6 @@ fn explain(kind: Kind, text: &str, expected: &str) -> String {
             None => format!("expected {expected}"),
         },
         _ => format!("expected {expected}"),
-    }
-}
-
-fn unknown_key(key: &str) -> String {
-    if let Some(setting) = table::settings().find(|setting| setting.variable == key) {
-        return match setting.key {
-            Some(key) => format!("no such key; in the settings file this is {key}"),
-            None => "no such key; it is read from the environment only".to_owned(),
-        };
-    }
-    let keys = || table::settings().filter_map(|setting| setting.key);
-    let leaf = |key: &str| key.rsplit('.').next().map(str::to_owned);
-    // A right name in the wrong section is as common as a typo.
-    let moved = keys().find(|known| leaf(known) == leaf(key));
-    match nearest(key, keys()).or(moved) {
-        Some(meant) => format!("no such key; did you mean {meant}?"),
-        None => "no such key; `pointsman settings` lists them all".to_owned(),
-    }
-}
-
-fn flatten(prefix: &str, value: &Yaml, leaves: &mut Vec<(String, Result<String, String>)>) {
-    let text = match value {
-        Yaml::Mapping(mapping) => {
-            for (key, value) in mapping {
-                let key = scalar(key).unwrap_or_else(|| "(a key that is no text)".to_owned());
-                let path = if prefix.is_empty() {
-                    key
-                } else {
-                    format!("{prefix}.{key}")
-                };
-                flatten(&path, value, leaves);
-            }
-            return;
-        }
-        other => scalar(other).ok_or_else(|| "expected a single value".to_owned()),
-    };
-    leaves.push((prefix.to_owned(), text));
-}
-
-fn scalar(value: &Yaml) -> Option<String> {
-    match value {
-        Yaml::Null => Some(String::new()),
-        Yaml::Bool(value) => Some(value.to_string()),
-        Yaml::Number(value) => Some(value.to_string()),
-        Yaml::String(value) => Some(value.trim().to_owned()),
-        _ => None,
     }
 }
 
