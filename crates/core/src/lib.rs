@@ -17,6 +17,8 @@ mod load;
 mod policy;
 mod ranks;
 mod reservation;
+#[cfg(test)]
+mod testing;
 
 pub use partition::{Partition, PartitionConfig, PartitionId, PartitionStats, WorkerEntry};
 pub use ranks::RankSlot;

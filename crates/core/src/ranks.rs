@@ -39,11 +39,6 @@ impl RankSlot {
     pub(crate) fn index(self) -> usize {
         index(self.0)
     }
-
-    #[cfg(test)]
-    pub(crate) fn new(slot: u32) -> Self {
-        Self(slot)
-    }
 }
 
 impl RankTable {
@@ -359,17 +354,15 @@ fn for_each_bit(mut word: u64, at: u32, visit: &mut impl FnMut(RankSlot)) {
 mod tests {
     use std::collections::BTreeSet;
 
-    use rand::rngs::SmallRng;
-    use rand::{Rng, SeedableRng};
+    use rand::Rng;
 
     use super::*;
+    use crate::testing::seeded;
 
     #[test]
     fn a_rank_set_agrees_with_a_plain_set() {
         for bound in [8, 64, 65, 200, 2_000] {
-            let seed = rand::random();
-            println!("seed {seed}, bound {bound}");
-            let mut random = SmallRng::seed_from_u64(seed);
+            let mut random = seeded(&format!("slots below {bound}"));
             let mut set = RankSet::Word(0);
             let mut model = BTreeSet::new();
             for _ in 0..2_000 {
@@ -406,9 +399,7 @@ mod tests {
     #[test]
     fn a_walk_agrees_with_asking_each_rank() {
         for bound in [4_u32, 64, 300] {
-            let seed = rand::random();
-            println!("seed {seed}, bound {bound}");
-            let mut random = SmallRng::seed_from_u64(seed);
+            let mut random = seeded(&format!("slots below {bound}"));
             let mut overlaps = Overlaps::default();
             for _ in 0..300 {
                 let density = random.random_range(0.5..1.0);
