@@ -7,11 +7,11 @@ mod cursor;
 mod ingest;
 mod progress;
 mod replay;
+#[cfg(test)]
+mod sample;
 mod skip;
 mod stream;
 mod subscriber;
-#[cfg(test)]
-mod tests;
 mod wire;
 
 use std::ops::Range;
