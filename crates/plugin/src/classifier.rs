@@ -313,4 +313,4 @@ impl RequestProgressUpdater {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -19,7 +19,8 @@
 use std::sync::Arc;
 
 use crate::candidate::{
-    WorkerCacheInput, WorkerCandidate, WorkerInputView, WorkerInputs, WorkerLoadInput,
+    ScoredWorkerCandidate, WorkerCacheInput, WorkerCandidate, WorkerInputView, WorkerInputs,
+    WorkerLoadInput,
 };
 use crate::config::{ConfigMistake, KvRouterConfig};
 use crate::identity::{WorkerType, WorkerWithDpRank};
@@ -155,16 +156,16 @@ impl WorkerScorer for CostScorer {
         candidates: &[WorkerCandidate],
         costs: &mut [f64],
     ) -> Result<(), WorkerSelectionPolicyError> {
-        let request = Request::new(context, self.weights, self.role, candidates);
+        let formula = RowCost::new(context, self.weights, self.role, candidates);
         for (candidate, cost) in candidates.iter().zip(costs) {
-            *cost = request.cost(candidate);
+            *cost = formula.of(candidate);
         }
         Ok(())
     }
 }
 
 /// What of the formula is the same for all rows of one request.
-struct Request {
+struct RowCost {
     weights: Weights,
     block_size: f64,
     request_blocks: f64,
@@ -174,7 +175,7 @@ struct Request {
     least_prefill_tokens: f64,
 }
 
-impl Request {
+impl RowCost {
     #[expect(
         clippy::cast_precision_loss,
         reason = "token and block counts are far below 2^52"
@@ -206,7 +207,7 @@ impl Request {
         clippy::cast_precision_loss,
         reason = "token and request counts are far below 2^52"
     )]
-    fn cost(&self, candidate: &WorkerCandidate) -> f64 {
+    fn of(&self, candidate: &WorkerCandidate) -> f64 {
         let known = known_load(candidate);
         let active_prefill = known.map(|load| load.active_prefill_tokens() as f64);
         let active_requests = known.map_or(0.0, |load| load.active_requests() as f64);
@@ -235,13 +236,13 @@ impl Request {
 
     /// What the worker's cache takes off the prompt, in blocks.
     fn credit(&self, cache: WorkerCacheInput, active_prefill: Option<f64>) -> f64 {
-        let tiers = [
+        let [device, host, disk] = [
             cache.device_overlap_blocks(),
             cache.host_overlap_blocks(),
             cache.disk_overlap_blocks(),
         ];
-        let [device, host, disk] = tiers;
-        let device = if tiers == [0.0; 3] {
+        let no_tier_matched = device <= 0.0 && host <= 0.0 && disk <= 0.0;
+        let device = if no_tier_matched {
             cache.effective_overlap_blocks()
         } else {
             device
@@ -292,7 +293,7 @@ impl WorkerPicker for CostPicker {
         let temperature = context
             .router_temperature_override()
             .unwrap_or(self.temperature);
-        let costs = || input.candidates().iter().map(|row| row.cost());
+        let costs = || input.candidates().iter().map(ScoredWorkerCandidate::cost);
         let least = costs().fold(f64::INFINITY, f64::min);
         let spread = (costs().fold(f64::NEG_INFINITY, f64::max) - least) * temperature;
         // Without temperature or spread, and where a product left the range of numbers, the lowest cost wins.

@@ -130,9 +130,12 @@ impl RouterPolicyConfig {
     /// Reads a whole policy file. Unknown and repeated keys are refused, merge keys (`<<`) are followed, and all
     /// mistakes are reported at once. Parameters are checked later, by the provider of their type.
     pub fn from_yaml(text: &str) -> Result<Self, RouterPolicyConfigError> {
-        let syntax = |error: serde_yaml::Error| RouterPolicyConfigError::Syntax(error.to_string());
-        let mut document: Value = serde_yaml::from_str(text).map_err(syntax)?;
-        document.apply_merge().map_err(syntax)?;
+        let syntax = RouterPolicyConfigError::Syntax;
+        let mut document: Value =
+            serde_yaml::from_str(text).map_err(|error| syntax(error.to_string()))?;
+        document
+            .apply_merge()
+            .map_err(|error| syntax(format!("merge key <<: {error}")))?;
         let mut reader = Reader::default();
         let config = reader.policy_file(&document);
         if reader.mistakes.is_empty() {

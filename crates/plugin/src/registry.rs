@@ -2,12 +2,15 @@
 //!
 //! It never builds a policy: hosts call the factories.
 
+mod bundle;
+mod error;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
 use crate::classifier::{RequestClassifierFactory, RequestClassifierProvider};
-use crate::config::{BUILT_IN, KvRouterConfig, SelectionSource};
+use crate::config::{BUILT_IN, KvRouterConfig};
 use crate::default_policy;
 use crate::identity::WorkerType;
 use crate::parameters::{WorkerSelectionPolicyParameters, WorkerSelectionPolicyProviderError};
@@ -15,7 +18,12 @@ use crate::policy::WorkerSelectionPolicyFactory;
 use crate::policy_yaml::{
     RouterPolicyConfigError, WorkerSelectionConfig, WorkerSelectionInstance, is_name,
 };
-use crate::suggest::Choices;
+
+pub use bundle::{ResolvedPolicy, RouterPlugins};
+pub use error::{
+    PluginKind, PluginTypeError, PluginWarning, RequestClassifierRegistryError,
+    RouterPluginRegistryError, WorkerSelectionPolicyRegistryError,
+};
 
 /// Validates a policy's parameters at start and yields its factory.
 pub type WorkerSelectionPolicyProvider = Arc<
@@ -131,7 +139,7 @@ impl RouterPluginRegistry {
         let instances = Instances::validate(self, config)?;
         let selected = instances.selected(role)?;
         let mut warnings = ignored_selections(config, role);
-        warnings.extend(instances.unlinked_warnings(config));
+        warnings.extend(instances.unlinked_warnings(&warnings));
         Ok(ResolvedPolicy {
             instance: selected.map(|(instance, _)| instance.name.clone()),
             policy_type: selected.map(|(instance, _)| instance.policy_type.clone()),
@@ -177,7 +185,7 @@ impl RouterPluginRegistry {
                 of_role.insert(role, Arc::clone(factory));
             }
         }
-        let warnings = instances.unlinked_warnings(config);
+        let warnings = instances.unlinked_warnings(&[]);
         if of_role.is_empty() {
             return Ok((None, warnings));
         }
@@ -203,7 +211,7 @@ impl fmt::Debug for RouterPluginRegistry {
 struct Instances<'a> {
     registry: &'a RouterPluginRegistry,
     config: &'a KvRouterConfig,
-    instances: BTreeMap<
+    by_name: BTreeMap<
         &'a str,
         (
             &'a WorkerSelectionInstance,
@@ -218,7 +226,7 @@ impl<'a> Instances<'a> {
         registry: &'a RouterPluginRegistry,
         config: &'a KvRouterConfig,
     ) -> Result<Self, WorkerSelectionPolicyRegistryError> {
-        let mut instances = BTreeMap::new();
+        let mut by_name = BTreeMap::new();
         if let Some(selection) = &config.worker_selection {
             selection
                 .validate()
@@ -237,13 +245,13 @@ impl<'a> Instances<'a> {
                             )
                         })
                     });
-                instances.insert(instance.name.as_str(), (instance, factory.transpose()?));
+                by_name.insert(instance.name.as_str(), (instance, factory.transpose()?));
             }
         }
         Ok(Self {
             registry,
             config,
-            instances,
+            by_name,
         })
     }
 
@@ -258,7 +266,7 @@ impl<'a> Instances<'a> {
         let Some((name, setting)) = self.config.selection_for(role) else {
             return Ok(None);
         };
-        let Some((instance, factory)) = self.instances.get(name) else {
+        let Some((instance, factory)) = self.by_name.get(name) else {
             let none = WorkerSelectionConfig::default();
             let choices = self
                 .config
@@ -284,30 +292,20 @@ impl<'a> Instances<'a> {
         Ok(Some((instance, factory)))
     }
 
-    /// A warning for each instance whose type is not linked, except those only a selection refers to that is itself
-    /// reported as ignored.
-    fn unlinked_warnings(&self, config: &KvRouterConfig) -> Vec<PluginWarning> {
-        let is_selected = |name: &str| {
-            WorkerType::EVERY.into_iter().any(|role| {
-                config
-                    .selection_for(role)
-                    .is_some_and(|(selected, _)| selected == name)
-                    || config
-                        .role_selection(role)
-                        .is_some_and(|(selected, _)| selected == name)
-            })
+    /// A warning for each instance that nobody uses and whose type is not linked, except those of an `ignored`
+    /// selection: that warning is enough.
+    fn unlinked_warnings(&self, ignored: &[PluginWarning]) -> Vec<PluginWarning> {
+        let is_ignored = |name: &str| {
+            ignored.iter().any(|warning| matches!(warning, PluginWarning::IgnoredSelection { selected, .. } if selected == name))
         };
-        self.instances
+        self.by_name
             .values()
-            .filter(|(instance, factory)| factory.is_none() && !is_selected(&instance.name))
+            .filter(|(instance, factory)| factory.is_none() && !is_ignored(&instance.name))
             .map(|(instance, _)| PluginWarning::UnlinkedType {
                 instance: instance.name.clone(),
                 policy_type: instance.policy_type.clone(),
-                choices: Choices::new(
-                    "linked policy types",
-                    &instance.policy_type,
-                    self.registry.policies.keys(),
-                ),
+                choices: PluginKind::Policy
+                    .choices(&instance.policy_type, self.registry.policies.keys()),
             })
             .collect()
     }
@@ -355,7 +353,7 @@ fn unknown_type<P>(kind: PluginKind, name: &str, linked: &BTreeMap<String, P>) -
     PluginTypeError::Unknown {
         kind,
         name: name.to_owned(),
-        choices: Choices::new(kind.choices(), name, linked.keys()),
+        choices: kind.choices(name, linked.keys()),
     }
 }
 
@@ -374,233 +372,6 @@ fn bad_parameters(
         instance,
         source,
     }
-}
-
-/// Everything that a configuration selects. An empty bundle means: the built-in policy, no classifier.
-#[derive(Clone, Default)]
-pub struct RouterPlugins {
-    worker_selection: Option<WorkerSelectionPolicyFactory>,
-    request_classifier: Option<RequestClassifierFactory>,
-    warnings: Vec<PluginWarning>,
-}
-
-impl RouterPlugins {
-    /// The same bundle with another policy factory for all roles.
-    #[must_use]
-    pub fn with_worker_selection(self, factory: WorkerSelectionPolicyFactory) -> Self {
-        Self {
-            worker_selection: Some(factory),
-            ..self
-        }
-    }
-
-    /// The same bundle with another classifier.
-    #[must_use]
-    pub fn with_request_classifier(self, factory: RequestClassifierFactory) -> Self {
-        Self {
-            request_classifier: Some(factory),
-            ..self
-        }
-    }
-
-    /// The factory of every role, or `None` where all use the built-in policy.
-    pub fn worker_selection(&self) -> Option<&WorkerSelectionPolicyFactory> {
-        self.worker_selection.as_ref()
-    }
-
-    /// The classifier, or `None` to admit every request as it comes.
-    pub fn request_classifier(&self) -> Option<&RequestClassifierFactory> {
-        self.request_classifier.as_ref()
-    }
-
-    /// Whether some role uses another policy than the built-in one.
-    pub fn has_custom_worker_selection(&self) -> bool {
-        self.worker_selection.is_some()
-    }
-
-    /// Whether anything at all is not built in.
-    pub fn has_custom_plugins(&self) -> bool {
-        self.has_custom_worker_selection() || self.request_classifier.is_some()
-    }
-
-    /// Whether nothing but what is built in is used.
-    pub fn is_empty(&self) -> bool {
-        !self.has_custom_plugins()
-    }
-
-    /// What the host should log at start.
-    pub fn warnings(&self) -> &[PluginWarning] {
-        &self.warnings
-    }
-}
-
-impl fmt::Debug for RouterPlugins {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RouterPlugins")
-            .field("worker_selection", &self.worker_selection.is_some())
-            .field("request_classifier", &self.request_classifier.is_some())
-            .field("warnings", &self.warnings)
-            .finish()
-    }
-}
-
-/// The policy of one role.
-#[derive(Clone)]
-pub struct ResolvedPolicy {
-    /// Name of the selected instance; `None` for the built-in policy.
-    pub instance: Option<String>,
-    /// Registered name of its type; `None` for the built-in policy.
-    pub policy_type: Option<String>,
-    /// Builds the policy of a partition.
-    pub factory: WorkerSelectionPolicyFactory,
-    /// What the host should log at start.
-    pub warnings: Vec<PluginWarning>,
-}
-
-impl fmt::Debug for ResolvedPolicy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ResolvedPolicy")
-            .field("instance", &self.instance)
-            .field("policy_type", &self.policy_type)
-            .field("warnings", &self.warnings)
-            .finish_non_exhaustive()
-    }
-}
-
-/// Something in the configuration that has no effect; the host logs it once.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum PluginWarning {
-    /// A selection of a role that this host does not serve.
-    #[error(
-        "{setting} = {selected:?} is ignored: only {served} workers are served here, no {role} workers"
-    )]
-    IgnoredSelection {
-        /// The role whose selection is ignored.
-        role: WorkerType,
-        /// What was selected for it.
-        selected: String,
-        /// Where.
-        setting: SelectionSource,
-        /// The only role the host serves.
-        served: WorkerType,
-    },
-    /// An instance that no role selects and whose type is not linked, so that its parameters were not checked.
-    #[error(
-        "instance {instance:?} is unused and of unknown policy type {policy_type:?}; {choices}"
-    )]
-    UnlinkedType {
-        /// Name of the instance.
-        instance: String,
-        /// Its type.
-        policy_type: String,
-        /// The types that are linked.
-        choices: Choices,
-    },
-}
-
-/// What a type name is registered for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PluginKind {
-    /// A worker-selection policy.
-    Policy,
-    /// A request classifier.
-    Classifier,
-}
-
-impl PluginKind {
-    fn choices(self) -> &'static str {
-        match self {
-            Self::Policy => "linked policy types",
-            Self::Classifier => "linked classifier types",
-        }
-    }
-}
-
-impl fmt::Display for PluginKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Policy => "policy",
-            Self::Classifier => "classifier",
-        })
-    }
-}
-
-/// What is wrong with a plugin type: its name when it is registered, itself when it is resolved.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-#[expect(missing_docs, reason = "the messages say what each field is")]
-pub enum PluginTypeError {
-    /// Registered without a name.
-    #[error("{kind} type must not be empty")]
-    EmptyName { kind: PluginKind },
-    /// Registered under the word that selects the built-in one.
-    #[error("{kind} type \"default\" is reserved")]
-    ReservedDefault { kind: PluginKind },
-    /// Registered under a name that no policy file could hold.
-    #[error("{kind} type {name:?} is not a name; expected one or more of A-Z a-z 0-9 _ . -")]
-    BadName { kind: PluginKind, name: String },
-    /// Registered twice.
-    #[error("{kind} type {name:?} is already registered")]
-    Duplicate { kind: PluginKind, name: String },
-    /// Selected, but not linked.
-    #[error("unknown {kind} type {name:?}; {choices}")]
-    Unknown {
-        kind: PluginKind,
-        name: String,
-        choices: Choices,
-    },
-    /// Its provider refused the parameters.
-    #[error("invalid parameters for {kind} type {name:?}{instance}: {source}")]
-    Parameters {
-        kind: PluginKind,
-        name: String,
-        instance: String,
-        source: WorkerSelectionPolicyProviderError,
-    },
-}
-
-/// Why a policy type cannot be registered, or a configuration not be resolved.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum WorkerSelectionPolicyRegistryError {
-    /// A type is wrong, unknown, or refuses its parameters.
-    #[error(transparent)]
-    Type(#[from] PluginTypeError),
-    /// The `worker_selection` part contradicts itself.
-    #[error(transparent)]
-    Selection(#[from] RouterPolicyConfigError),
-    /// An override selects an instance that is not configured.
-    #[error("{setting} selects unknown instance {instance:?}; {choices}")]
-    UnknownInstance {
-        /// The name that was selected.
-        instance: String,
-        /// Where.
-        setting: SelectionSource,
-        /// The instances there are.
-        choices: Choices,
-    },
-}
-
-/// Why a classifier type cannot be registered or resolved.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum RequestClassifierRegistryError {
-    /// The type is wrong, unknown, or refuses its parameters.
-    #[error(transparent)]
-    Type(#[from] PluginTypeError),
-}
-
-/// Why a configuration cannot be resolved.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum RouterPluginRegistryError {
-    /// Its worker selection.
-    #[error(transparent)]
-    WorkerSelection(#[from] WorkerSelectionPolicyRegistryError),
-    /// Its request classifier.
-    #[error(transparent)]
-    RequestClassifier(#[from] RequestClassifierRegistryError),
 }
 
 #[cfg(test)]

@@ -113,7 +113,7 @@ impl ConfigOverrides {
 }
 
 /// A policy's view of one request. Always available, whatever a component declares.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct WorkerSelectionContext<'a> {
     signals: &'a RequestSignals,
 }

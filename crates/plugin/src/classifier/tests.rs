@@ -5,7 +5,7 @@ use std::task::{Context, Poll, Waker};
 
 use super::*;
 
-fn request(input_tokens: usize, cached_tokens: usize) -> ClassifyRequest {
+pub(crate) fn request(input_tokens: usize, cached_tokens: usize) -> ClassifyRequest {
     ClassifyRequest::new(ClassifyInput {
         request_id: Some("r1".to_owned()),
         policy_class: None,
