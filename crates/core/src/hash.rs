@@ -179,8 +179,10 @@ fn for_each_block(
     for index in 0..layout.complete_blocks(tokens.len()) {
         let start = index * stride;
         let block = &tokens[start..start + window];
-        bytes.clear();
-        bytes.extend(block.iter().flat_map(|token| token.to_le_bytes()));
+        bytes.resize(block.len() * 4, 0);
+        for (four, token) in bytes.chunks_exact_mut(4).zip(block) {
+            four.copy_from_slice(&token.to_le_bytes());
+        }
         if let Some(items) = media.get(index) {
             append_media(&mut bytes, items);
         }

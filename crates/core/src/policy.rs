@@ -3,6 +3,8 @@
 use std::any::Any;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use pointsman_plugin::{
     KvRouterConfig, PolicySelection, PolicyTrace, RequestSignals, RoutingPartitionRef,
@@ -28,7 +30,7 @@ pub(crate) struct PolicyHost {
     policy: Option<WorkerSelectionPolicy>,
     /// Filled by the caller before each [`select`](Self::select); kept for its capacity.
     pub(crate) candidates: Vec<WorkerCandidate>,
-    panics: u64,
+    panics: Arc<AtomicU64>,
 }
 
 /// What a policy wants of its host.
@@ -46,14 +48,15 @@ impl PolicyHost {
             blueprint,
             policy: None,
             candidates: Vec::new(),
-            panics: 0,
+            panics: Arc::default(),
         };
         host.build();
         host
     }
 
-    pub(crate) fn panics(&self) -> u64 {
-        self.panics
+    /// How often the policy or its factory panicked, for whoever counts along.
+    pub(crate) fn panics(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.panics)
     }
 
     pub(crate) fn wants(&mut self) -> Result<Wants, SelectError> {
@@ -119,7 +122,7 @@ impl PolicyHost {
     }
 
     fn panicked(&mut self, payload: Box<dyn Any + Send>) {
-        self.panics = self.panics.saturating_add(1);
+        self.panics.fetch_add(1, Ordering::Relaxed);
         // The panic hook has printed the message. The payload is user code as well: its drop may
         // panic, and what that leaves is leaked, which cannot.
         if let Err(second) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {

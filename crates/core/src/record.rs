@@ -12,6 +12,8 @@ pub struct DecisionRecord {
     pub partition: PartitionId,
     /// Name of the policy instance.
     pub policy: String,
+    /// Hash of that instance's parameters.
+    pub policy_fingerprint: u64,
     pub decided_at: Instant,
     /// What the policy knew of the request; its seed is among them.
     pub signals: RequestSignals,

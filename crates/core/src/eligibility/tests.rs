@@ -1,7 +1,5 @@
 //! Who may serve, as a table of cases.
 
-use std::collections::HashSet;
-
 use super::*;
 use crate::load::LoadBook;
 use crate::partition::workers::Slots;
@@ -41,9 +39,7 @@ struct Case {
 
 fn request(case: &Case) -> SelectionRequest {
     SelectionRequest {
-        allowed_worker_ids: case
-            .allowed
-            .map(|ids| HashSet::from_iter(ids.iter().copied())),
+        allowed_worker_ids: case.allowed.map(|ids| ids.iter().copied().collect()),
         constraints: RoutingConstraints {
             required_taints: case.required.iter().map(ToString::to_string).collect(),
             ..RoutingConstraints::default()

@@ -152,6 +152,7 @@ impl Partition {
         DecisionRecord {
             partition: self.id.clone(),
             policy: self.policy_name.clone(),
+            policy_fingerprint: self.policy_fingerprint,
             decided_at: now,
             signals,
             candidates: rows

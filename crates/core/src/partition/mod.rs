@@ -16,7 +16,7 @@ pub(crate) mod workers;
 use std::fmt;
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use pointsman_plugin::{
     KvRouterConfig, WorkerSelectionPolicyFactory, WorkerType, WorkerWithDpRank,
@@ -49,6 +49,8 @@ pub struct PartitionConfig {
     pub factory: WorkerSelectionPolicyFactory,
     /// Name of the policy instance, for decision records.
     pub policy_name: String,
+    /// Hash of that instance's parameters, for decision records.
+    pub policy_fingerprint: u64,
     pub block_size: NonZeroU32,
     /// Whether blocks are hashed as bigrams.
     pub eagle: bool,
@@ -63,6 +65,7 @@ pub struct Partition {
     id: PartitionId,
     router: KvRouterConfig,
     policy_name: String,
+    policy_fingerprint: u64,
     layout: HashLayout,
     seed: u64,
     selections: AtomicU64,
@@ -70,6 +73,8 @@ pub struct Partition {
     policy: Mutex<PolicyHost>,
     load: Arc<Mutex<LoadBook>>,
     versions: AtomicU64,
+    /// Counted by the policy host; read without waiting for a policy that is busy.
+    policy_panics: Arc<AtomicU64>,
 }
 
 /// Counts of one partition, for metrics.
@@ -118,6 +123,7 @@ impl PartitionConfig {
             worker_type,
             factory,
             policy_name: "default".to_owned(),
+            policy_fingerprint: 0,
             block_size,
             eagle: false,
             max_index_entries: DEFAULT_MAX_ENTRIES,
@@ -132,6 +138,7 @@ impl fmt::Debug for PartitionConfig {
             .field("router", &self.router)
             .field("worker_type", &self.worker_type)
             .field("policy_name", &self.policy_name)
+            .field("policy_fingerprint", &self.policy_fingerprint)
             .field("block_size", &self.block_size)
             .field("eagle", &self.eagle)
             .field("max_index_entries", &self.max_index_entries)
@@ -154,18 +161,21 @@ impl Partition {
             worker_type: config.worker_type,
             partition: id.clone(),
         };
+        let policy = PolicyHost::new(blueprint);
         Self {
+            policy_panics: policy.panics(),
             seed: config.seed ^ xxh3_64(id.to_string().as_bytes()),
             id,
             router: config.router,
             policy_name: config.policy_name,
+            policy_fingerprint: config.policy_fingerprint,
             layout,
             selections: AtomicU64::new(0),
             index: RwLock::new(Indexed {
                 kv: KvIndex::new(config.max_index_entries),
                 table: Arc::default(),
             }),
-            policy: Mutex::new(PolicyHost::new(blueprint)),
+            policy: Mutex::new(policy),
             load: Arc::default(),
             versions: AtomicU64::new(0),
         }
@@ -189,7 +199,7 @@ impl Partition {
             let slots = book.set_ranks(entries.iter().flat_map(WorkerEntry::ranks));
             (self.versions.fetch_add(1, Ordering::Relaxed) + 1, slots)
         };
-        let mut indexed = self.index.write().unwrap_or_else(PoisonError::into_inner);
+        let mut indexed = self.write_index();
         // Versions are given under the load lock: if a newer table is here already, the books are
         // that one's too, and this call came second to nothing.
         if indexed.table.version() > version {
@@ -217,11 +227,7 @@ impl Partition {
 
     /// Takes over what a rank's engine says about its cache.
     pub fn apply_event(&self, worker: WorkerWithDpRank, event: &KvEvent) -> Applied {
-        self.index
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .kv
-            .apply(worker, event)
+        self.write_index().kv.apply(worker, event)
     }
 
     /// Forgets what a rank holds, as after a restart of its engine.
@@ -235,16 +241,22 @@ impl Partition {
     }
 
     pub fn stats(&self) -> PartitionStats {
+        // One statement each: a guard lives to the end of its statement, and no two may be held.
+        let index = self.read_index().kv.stats();
+        let reservations = lock(&self.load).held();
         PartitionStats {
-            index: self
-                .index
-                .read()
-                .unwrap_or_else(PoisonError::into_inner)
-                .kv
-                .stats(),
-            reservations: lock(&self.load).held(),
-            policy_panics: lock(&self.policy).panics(),
+            index,
+            reservations,
+            policy_panics: self.policy_panics.load(Ordering::Relaxed),
         }
+    }
+
+    fn read_index(&self) -> RwLockReadGuard<'_, Indexed> {
+        self.index.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write_index(&self) -> RwLockWriteGuard<'_, Indexed> {
+        self.index.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

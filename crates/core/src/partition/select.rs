@@ -1,7 +1,7 @@
 //! One selection, a straight line: hashes, overlap, eligibility, policy, reservation; it waits for nothing.
 
 use std::cell::Cell;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use pointsman_plugin::PolicyTrace;
@@ -123,7 +123,7 @@ impl Partition {
     }
 
     fn look_up(&self, hashed: &Hashed, overlaps: &mut Overlaps) -> Arc<WorkerTable> {
-        let indexed = self.index.read().unwrap_or_else(PoisonError::into_inner);
+        let indexed = self.read_index();
         indexed.kv.overlap_into(&hashed.lookup, overlaps);
         Arc::clone(&indexed.table)
     }

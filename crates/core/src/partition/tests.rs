@@ -3,6 +3,7 @@
 mod storm;
 
 use std::collections::BTreeSet;
+use std::time::Instant;
 
 use pointsman_plugin::default_policy::default_factory;
 use pointsman_plugin::{
@@ -16,7 +17,6 @@ use crate::index::StoredBlock;
 use crate::record::Ineligible;
 use crate::reservation::{Reservation, ReservationId};
 use crate::selection::{Prompt, Reserved, SelectError, Selection, SelectionRequest};
-use std::time::Instant;
 
 const BLOCK_SIZE: u32 = 4;
 

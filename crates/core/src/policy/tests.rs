@@ -1,7 +1,6 @@
 //! That nothing a policy does harms its host.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
 
 use pointsman_plugin::{WorkerInputView, WorkerPicker, WorkerWithDpRank};
 
@@ -34,12 +33,12 @@ impl Drop for Picker {
     }
 }
 
-/// A host whose factory calls `build` with the number of policies asked for before.
-fn host(build: impl Fn(usize) -> Picker + Send + Sync + 'static) -> PolicyHost {
+/// A host whose factory calls `policy` with the number of policies asked for before.
+fn host(policy: impl Fn(usize) -> Picker + Send + Sync + 'static) -> PolicyHost {
     let built = AtomicUsize::new(0);
     PolicyHost::new(Blueprint {
         factory: Arc::new(move |config: &KvRouterConfig, _, _| {
-            let picker = build(built.fetch_add(1, Ordering::Relaxed));
+            let picker = policy(built.fetch_add(1, Ordering::Relaxed));
             WorkerSelectionPolicy::new(config.clone(), "test", Vec::new(), Box::new(picker))
         }),
         config: KvRouterConfig::default(),
@@ -75,7 +74,7 @@ fn a_policy_that_panics_is_built_again() {
         Err(SelectError::PolicyPanicked)
     ));
     assert_eq!(select(&mut host).unwrap().worker.worker_id, 1);
-    assert_eq!(host.panics(), 1);
+    assert_eq!(host.panics().load(Ordering::Relaxed), 1);
 }
 
 #[test]
@@ -92,7 +91,7 @@ fn a_policy_may_panic_again_while_it_is_dropped() {
         Err(SelectError::PolicyPanicked)
     ));
     assert!(select(&mut host).is_ok());
-    assert_eq!(host.panics(), 2);
+    assert_eq!(host.panics().load(Ordering::Relaxed), 2);
 }
 
 #[test]
@@ -128,5 +127,5 @@ fn a_factory_that_panics_is_asked_again_by_the_next_selection() {
         Err(SelectError::PolicyPanicked)
     ));
     assert!(select(&mut host).is_ok());
-    assert_eq!(host.panics(), 2);
+    assert_eq!(host.panics().load(Ordering::Relaxed), 2);
 }

@@ -83,6 +83,7 @@ fn a_storm_of_requests_events_and_departures_leaves_nothing() {
         scope.spawn(|| {
             let mut random = seeded("engines and discovery");
             while !done.load(Ordering::Relaxed) {
+                partition.stats();
                 let worker_id = random.random_range(0..4);
                 if random.random_bool(0.5) {
                     let event = KvEvent::Stored {
