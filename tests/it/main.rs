@@ -1,0 +1,14 @@
+//! The whole endpoint picker in process, over real gRPC, with nobody behind the endpoints.
+//!
+//! Nothing here listens on a fixed port, sleeps, or leaves the machine.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod client;
+mod closing;
+mod crowds;
+mod house;
+mod modes;
+mod refusals;
+mod requests;
+mod responses;
+mod subsets;
