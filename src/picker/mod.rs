@@ -159,9 +159,10 @@ impl EndpointPicker {
     }
 
     fn response_headers(&self, predicted: u64) -> Vec<(&'static str, String)> {
-        match self.config.debug_headers {
-            true => vec![(PREDICTED_HEADER, predicted.to_string())],
-            false => Vec::new(),
+        if self.config.debug_headers {
+            vec![(PREDICTED_HEADER, predicted.to_string())]
+        } else {
+            Vec::new()
         }
     }
 }

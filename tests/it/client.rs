@@ -322,7 +322,7 @@ fn read(reply: ProcessingResponse) -> Reply {
             headers: fields(refusal.headers.unwrap().set_headers),
             body: serde_json::from_slice(&refusal.body).unwrap(),
         }),
-        other => panic!("unexpected: {other:?}"),
+        other @ Response::StreamedImmediateResponse(_) => panic!("unexpected: {other:?}"),
     }
 }
 

@@ -69,16 +69,13 @@ async fn walk(mut exchange: Exchange, mut rng: SmallRng) {
 }
 
 async fn step(exchange: &mut Exchange, number: usize) {
+    let (first, last) = HELLO.as_bytes().split_at(9);
     match number {
         0 => exchange.post(CHAT).await,
-        1 => exchange.request_body(&HELLO.as_bytes()[..9], false).await,
-        2 => exchange.request_body(&HELLO.as_bytes()[9..], true).await,
+        1 => exchange.request_body(first, false).await,
+        2 => exchange.request_body(last, true).await,
         3 => exchange.response(&[(":status", "200")], false).await,
-        4 => {
-            exchange
-                .response_body(b"data: {\"choices\":[]}\n\n", false)
-                .await
-        }
+        4 => exchange.response_body(b"data: {}\n\n", false).await,
         5 => exchange.response_body(b"data: [DONE]\n\n", false).await,
         _ => exchange.response_body(b"", true).await,
     }
