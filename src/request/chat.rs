@@ -58,9 +58,10 @@ fn messages(messages: Option<Value>) -> Result<Vec<Value>, RequestError> {
     if items.is_empty() {
         return Err(fault("must not be empty"));
     }
-    match items.iter().all(|item| item.kind() == ValueKind::Map) {
-        true => Ok(items),
-        false => Err(fault("must hold objects only")),
+    if items.iter().all(|item| item.kind() == ValueKind::Map) {
+        Ok(items)
+    } else {
+        Err(fault("must hold objects only"))
     }
 }
 

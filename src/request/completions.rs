@@ -41,8 +41,9 @@ fn token_ids(list: &Value) -> Option<PromptInput> {
 }
 
 fn token_id(value: &Value) -> Option<u32> {
-    match value.is_integer() {
-        true => u32::try_from(value.as_i64()?).ok(),
-        false => None,
+    if value.is_integer() {
+        u32::try_from(value.as_i64()?).ok()
+    } else {
+        None
     }
 }

@@ -78,15 +78,17 @@ fn attribute(value: Option<&Value>, name: &str) -> Option<Value> {
 }
 
 fn number(value: &Value) -> Option<f64> {
-    match value.is_number() {
-        true => f64::try_from(value.clone()).ok(),
-        false => None,
+    if value.is_number() {
+        f64::try_from(value.clone()).ok()
+    } else {
+        None
     }
 }
 
 fn count(value: &Value) -> Option<u32> {
-    match value.is_integer() {
-        true => u32::try_from(value.as_i64()?).ok(),
-        false => None,
+    if value.is_integer() {
+        u32::try_from(value.as_i64()?).ok()
+    } else {
+        None
     }
 }

@@ -31,11 +31,14 @@ pub(super) fn read<'de, S: DeserializeSeed<'de>>(
     let value = seed.deserialize(&mut reader);
     value
         .and_then(|value| reader.end().map(|()| value))
-        .map_err(|error| match too_deep.get() {
-            true => RequestError::TooDeep,
-            false => RequestError::NotJson {
-                offset: error.offset(),
-            },
+        .map_err(|error| {
+            if too_deep.get() {
+                RequestError::TooDeep
+            } else {
+                RequestError::NotJson {
+                    offset: error.offset(),
+                }
+            }
         })
 }
 
@@ -61,12 +64,11 @@ impl<'a> Depth<'a> {
     }
 
     pub(super) fn deeper<E: Error>(self) -> Result<Self, E> {
-        match self.left.checked_sub(1) {
-            Some(left) => Ok(Self { left, ..self }),
-            None => {
-                self.too_deep.set(true);
-                Err(E::custom("nested too deeply"))
-            }
+        if let Some(left) = self.left.checked_sub(1) {
+            Ok(Self { left, ..self })
+        } else {
+            self.too_deep.set(true);
+            Err(E::custom("nested too deeply"))
         }
     }
 }

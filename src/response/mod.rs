@@ -34,9 +34,10 @@ impl BodyCounter {
         let is_stream = kind
             .get(..stream.len())
             .is_some_and(|start| start.eq_ignore_ascii_case(stream));
-        match is_stream {
-            true => Self::Stream(SseCounter::default()),
-            false => Self::Unary(UnaryTail::default()),
+        if is_stream {
+            Self::Stream(SseCounter::default())
+        } else {
+            Self::Unary(UnaryTail::default())
         }
     }
 

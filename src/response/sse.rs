@@ -79,7 +79,11 @@ fn line_end(bytes: &[u8]) -> Option<usize> {
     let mut start = 0;
     for block in bytes.chunks(BLOCK) {
         // Without a branch inside, a block is compared at once.
-        if block.iter().fold(false, |hit, byte| hit | (*byte == b'\n')) {
+        if block
+            .iter()
+            .fold(0, |hit, byte| hit | u8::from(*byte == b'\n'))
+            != 0
+        {
             return block
                 .iter()
                 .position(|byte| *byte == b'\n')

@@ -101,13 +101,12 @@ impl Fit<'_> {
     fn parts(self, content: &Value, marked: &mut bool) -> Value {
         let mut parts = Vec::new();
         for part in content.try_iter().into_iter().flatten() {
-            match text_of(&part) {
-                Some(text) => parts.push(text_part(text)),
-                None => {
-                    *marked = true;
-                    parts.push(text_part(Value::from(self.mark)));
-                    parts.push(part);
-                }
+            if let Some(text) = text_of(&part) {
+                parts.push(text_part(text));
+            } else {
+                *marked = true;
+                parts.push(text_part(Value::from(self.mark)));
+                parts.push(part);
             }
         }
         Value::from(parts)
@@ -132,9 +131,10 @@ impl Fit<'_> {
     fn unknown(self, wants_parts: bool, marked: &mut bool) -> Value {
         *marked = true;
         let mark = Value::from(self.mark);
-        match wants_parts {
-            true => Value::from(vec![text_part(mark)]),
-            false => mark,
+        if wants_parts {
+            Value::from(vec![text_part(mark)])
+        } else {
+            mark
         }
     }
 }

@@ -178,12 +178,13 @@ fn known_prefix(text: &str, entry: Arc<Entry>) -> Known {
     let common = common_bytes(text.as_bytes(), entry.text.as_bytes());
     let earlier_cuts = entry.cuts.partition_point(|cut| cut.bytes <= common);
     let whole = common == text.len() && common == entry.text.len();
-    let cut = match whole {
-        true => Some(Cut {
+    let cut = if whole {
+        Some(Cut {
             bytes: common,
             ids: entry.ids.len(),
-        }),
-        false => entry.cuts[..earlier_cuts].last().copied(),
+        })
+    } else {
+        entry.cuts[..earlier_cuts].last().copied()
     };
     Known {
         entry: Some(entry),

@@ -92,6 +92,11 @@ impl TokenizeMetrics {
         }
     }
 
+    /// Bytes of prompt text, and those among them whose tokens were known.
+    pub fn bytes(&self) -> (u64, u64) {
+        (self.text_bytes.get(), self.reused_bytes.get())
+    }
+
     pub(super) fn reused(&self, reused_bytes: usize, text_bytes: usize) {
         self.reused_bytes.inc_by(reused_bytes as u64);
         self.text_bytes.inc_by(text_bytes as u64);

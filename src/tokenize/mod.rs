@@ -324,16 +324,18 @@ impl Shared {
             },
             PromptInput::Text(text) => self.text(Arc::clone(text), local::Special::Added),
         };
-        match self.is_quick(&work) {
-            true => Step::Done(self.finish(work)),
-            false => Step::Offload(work),
+        if self.is_quick(&work) {
+            Step::Done(self.finish(work))
+        } else {
+            Step::Offload(work)
         }
     }
 
     fn text(&self, text: Arc<str>, special: local::Special) -> Work {
-        let known = match text.len() <= INLINE_BYTES {
-            true => self.known(&text),
-            false => memo::Known::default(),
+        let known = if text.len() <= INLINE_BYTES {
+            self.known(&text)
+        } else {
+            memo::Known::default()
         };
         Work::Text {
             text,
@@ -379,9 +381,10 @@ impl Shared {
 
     fn rendered(&self, chat: &ChatPrompt) -> Result<Arc<str>, TokenizeError> {
         let text = self.local()?.render(chat, &self.config)?;
-        match text.is_empty() {
-            true => Err(Degraded::NotText.into()),
-            false => Ok(text.into()),
+        if text.is_empty() {
+            Err(Degraded::NotText.into())
+        } else {
+            Ok(text.into())
         }
     }
 }

@@ -63,12 +63,16 @@ pub(super) fn is_iterable(value: &Value) -> bool {
 }
 
 /// `json.dumps` with the defaults that chat templates are written for.
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "the engine hands over what it parsed"
+)]
 pub(super) fn tojson(value: &Value, args: Rest<Value>, kwargs: Kwargs) -> Result<Value, Error> {
     let names = ["ensure_ascii", "indent", "separators", "sort_keys"];
     let mut given = [const { None }; 4];
     for (slot, (name, position)) in given.iter_mut().zip(names.iter().zip(0..)) {
-        let named: Option<Value> = kwargs.get(name)?;
-        *slot = named.or_else(|| args.get(position).cloned());
+        let by_name: Option<Value> = kwargs.get(name)?;
+        *slot = by_name.or_else(|| args.get(position).cloned());
         *slot = slot
             .take()
             .filter(|value| !value.is_none() && !value.is_undefined());
@@ -161,13 +165,12 @@ impl Dump {
         self.out.push('{');
         for key in keys {
             self.open_item(&mut empty);
-            match key.as_str() {
-                Some(text) => self.text(text),
-                None => {
-                    self.out.push('"');
-                    self.value(&key)?;
-                    self.out.push('"');
-                }
+            if let Some(text) = key.as_str() {
+                self.text(text);
+            } else {
+                self.out.push('"');
+                self.value(&key)?;
+                self.out.push('"');
             }
             self.out.push_str(&self.colon);
             self.value(&value.get_item(&key)?)?;
@@ -177,9 +180,10 @@ impl Dump {
     }
 
     fn open_item(&mut self, empty: &mut bool) {
-        match *empty {
-            true => self.level += 1,
-            false => self.out.push_str(&self.between),
+        if *empty {
+            self.level += 1;
+        } else {
+            self.out.push_str(&self.between);
         }
         *empty = false;
         self.new_line();
@@ -207,7 +211,7 @@ impl Dump {
         let mut plain = 0;
         for (at, c) in text.char_indices() {
             let is_plain =
-                !matches!(c, '"' | '\\' | '\0'..='\x1f') && !(self.ensure_ascii && (c > '\x7e'));
+                !matches!(c, '"' | '\\' | '\0'..='\x1f') && (c <= '\x7e' || !self.ensure_ascii);
             if is_plain {
                 continue;
             }
@@ -270,11 +274,6 @@ pub(super) fn strftime_now(format: String) -> String {
 }
 
 fn strftime(format: &str, seconds: u64) -> String {
-    let (days, second) = (seconds / SECONDS_PER_DAY, seconds % SECONDS_PER_DAY);
-    let (year, month, day) = date(days);
-    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
-    let month_name = MONTHS[usize::try_from(month - 1).unwrap_or(0)];
-    let weekday = WEEKDAYS[usize::try_from(days % 7).unwrap_or(0)];
     let mut out = String::new();
     let mut chars = format.chars();
     while let Some(c) = chars.next() {
@@ -282,38 +281,52 @@ fn strftime(format: &str, seconds: u64) -> String {
             out.push(c);
             continue;
         }
-        let mut directive = chars.next();
-        let padded = directive != Some('-');
-        if !padded {
-            directive = chars.next();
-        }
-        let number = |value: u64| match padded {
-            true => format!("{value:02}"),
-            false => value.to_string(),
+        let directive = chars.next();
+        let text = match directive {
+            Some('-') => written(chars.next(), seconds, Padding::None),
+            _ => written(directive, seconds, Padding::Zero),
         };
-        out.push_str(&match directive {
-            Some('Y') => year.to_string(),
-            Some('y') => number(year % 100),
-            Some('m') => number(month),
-            Some('d') => number(day),
-            Some('e') => format!("{day:2}"),
-            Some('H') => number(hour),
-            Some('I') => number((hour + 11) % 12 + 1),
-            Some('M') => number(minute),
-            Some('S') => number(second),
-            Some('p') => if hour < 12 { "AM" } else { "PM" }.to_owned(),
-            Some('B') => month_name.to_owned(),
-            Some('b' | 'h') => month_name[..3].to_owned(),
-            Some('A') => weekday.to_owned(),
-            Some('a') => weekday[..3].to_owned(),
-            Some('F') => format!("{year}-{month:02}-{day:02}"),
-            Some('T') => format!("{hour:02}:{minute:02}:{second:02}"),
-            Some('%') => "%".to_owned(),
-            Some(other) => format!("%{other}"),
-            None => "%".to_owned(),
-        });
+        out.push_str(&text);
     }
     out
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Padding {
+    None,
+    Zero,
+}
+
+fn written(directive: Option<char>, seconds: u64, padding: Padding) -> String {
+    let (days, second) = (seconds / SECONDS_PER_DAY, seconds % SECONDS_PER_DAY);
+    let (year, month, day) = date(days);
+    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    let month_name = MONTHS[usize::try_from(month - 1).unwrap_or(0)];
+    let weekday = WEEKDAYS[usize::try_from(days % 7).unwrap_or(0)];
+    let number = |value: u64| match padding {
+        Padding::Zero => format!("{value:02}"),
+        Padding::None => value.to_string(),
+    };
+    match directive {
+        Some('Y') => year.to_string(),
+        Some('y') => number(year % 100),
+        Some('m') => number(month),
+        Some('d') => number(day),
+        Some('e') => format!("{day:2}"),
+        Some('H') => number(hour),
+        Some('I') => number((hour + 11) % 12 + 1),
+        Some('M') => number(minute),
+        Some('S') => number(second),
+        Some('p') => if hour < 12 { "AM" } else { "PM" }.to_owned(),
+        Some('B') => month_name.to_owned(),
+        Some('b' | 'h') => month_name[..3].to_owned(),
+        Some('A') => weekday.to_owned(),
+        Some('a') => weekday[..3].to_owned(),
+        Some('F') => format!("{year}-{month:02}-{day:02}"),
+        Some('T') => format!("{hour:02}:{minute:02}:{second:02}"),
+        Some('%') | None => "%".to_owned(),
+        Some(other) => format!("%{other}"),
+    }
 }
 
 /// Year, month and day of a day counted from 1970-01-01 (Gregorian, any year).

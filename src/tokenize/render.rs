@@ -66,9 +66,10 @@ impl Renderer<'_> {
             ContentFormat::Parts => true,
         };
         Fit {
-            format: match parts {
-                true => ContentFormat::Parts,
-                false => ContentFormat::Text,
+            format: if parts {
+                ContentFormat::Parts
+            } else {
+                ContentFormat::Text
             },
             // A template that asks for the kind of a content can take it as it came.
             wrap_text: parts && !template.takes_text(),
@@ -102,9 +103,10 @@ fn end_of_final(text: &str, last: &Value) -> Option<usize> {
     let content = content.as_str()?;
     let start = text.rfind(content.trim())?;
     let whole = content.trim_start();
-    let kept = match text[start..].starts_with(whole) {
-        true => whole.len(),
-        false => content.trim().len(),
+    let kept = if text[start..].starts_with(whole) {
+        whole.len()
+    } else {
+        content.trim().len()
     };
     Some(start + kept)
 }

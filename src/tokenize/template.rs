@@ -129,16 +129,13 @@ struct Bounded {
 
 impl io::Write for Bounded {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        match self.left.checked_sub(bytes.len()) {
-            Some(left) => {
-                self.left = left;
-                self.text.extend_from_slice(bytes);
-                Ok(bytes.len())
-            }
-            None => {
-                self.full = true;
-                Err(io::ErrorKind::FileTooLarge.into())
-            }
+        if let Some(left) = self.left.checked_sub(bytes.len()) {
+            self.left = left;
+            self.text.extend_from_slice(bytes);
+            Ok(bytes.len())
+        } else {
+            self.full = true;
+            Err(io::ErrorKind::FileTooLarge.into())
         }
     }
 
@@ -228,6 +225,10 @@ fn syntax() -> SyntaxConfig {
     builder.build().expect("the usual delimiters are valid")
 }
 
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "the engine hands over what it parsed"
+)]
 fn raise_exception(message: Rest<Value>) -> Result<Value, Error> {
     let message = message.first().map(ToString::to_string).unwrap_or_default();
     let error = Error::new(

@@ -91,7 +91,7 @@ fn find_byte(byte: u8, bytes: &[u8]) -> Option<usize> {
     // Without a branch inside, a block is compared at once.
     let hit = blocks
         .into_iter()
-        .find(|(block, _)| block.iter().fold(false, |hit, b| hit | (*b == byte)));
+        .find(|(block, _)| block.iter().fold(0, |hit, b| hit | u8::from(*b == byte)) != 0);
     let (block, index) = hit?;
     Some(index * BLOCK + block.iter().position(|b| *b == byte)?)
 }
