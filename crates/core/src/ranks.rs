@@ -193,6 +193,15 @@ impl RankSet {
         }
     }
 
+    /// The set as a bitset, where it is one.
+    fn words(&self) -> Option<&[u64]> {
+        match self {
+            Self::Word(word) => Some(std::slice::from_ref(word)),
+            Self::Few { .. } => None,
+            Self::Many(words) => Some(words),
+        }
+    }
+
     fn of(slots: &[u32]) -> Self {
         let largest = slots.iter().copied().max().unwrap_or(0);
         if largest < WORD_BITS {
@@ -242,7 +251,7 @@ impl Overlaps {
 
     /// Follows `sets`, the owners of one block after the other, until no rank is left.
     ///
-    /// While many ranks are left they are intersected by the word, then one by one.
+    /// Bitsets are intersected by the word; once a set is a list, so are the ranks left.
     pub(crate) fn walk<'a>(
         &mut self,
         bound: usize,
@@ -257,7 +266,7 @@ impl Overlaps {
         };
         first.for_each(|slot| self.found.push(slot));
         let mut depth = 1;
-        if let RankSet::Many(words) = first {
+        if let Some(words) = first.words() {
             self.alive.clear();
             self.alive.extend_from_slice(words);
             if !self.walk_words(&mut depth, &mut sets) {
@@ -269,7 +278,7 @@ impl Overlaps {
         self.walk_listed(depth, &mut sets);
     }
 
-    /// True if a set with few owners was met: the ranks left are listed then.
+    /// True if a set was a list: the ranks left are listed then.
     fn walk_words<'a>(
         &mut self,
         depth: &mut u32,
@@ -277,7 +286,7 @@ impl Overlaps {
     ) -> bool {
         let blocks = &mut self.blocks;
         for set in sets {
-            let Some(RankSet::Many(owners)) = set else {
+            let Some(owners) = set.map_or(Some(&[][..]), RankSet::words) else {
                 let listed = &mut self.listed;
                 for (at, word) in (0..).zip(&self.alive) {
                     for_each_bit(*word, at, &mut |slot| {
