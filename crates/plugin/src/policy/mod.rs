@@ -262,8 +262,9 @@ impl WorkerSelectionPolicy {
 
     /// Chooses one of `candidates`.
     ///
-    /// Afterwards `candidates` holds the rows that passed the filters in the order offered (fewer are certain where a
-    /// filter failed), and shows all their inputs again; the caller clears it for the next selection.
+    /// Afterwards `candidates` holds the rows that passed the filters, in the order offered, and they show all their
+    /// inputs again; where a filter failed it holds every row, in any order. The caller clears it before the next
+    /// selection.
     pub fn select(
         &mut self,
         context: &WorkerSelectionContext<'_>,

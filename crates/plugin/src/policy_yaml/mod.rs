@@ -181,7 +181,7 @@ impl WorkerSelectionConfig {
                 mistakes.push(RouterPolicyMistake::UnknownInstance {
                     field: format!("worker_selection.{role}"),
                     value: selected.to_owned(),
-                    choices: self.known_instances(selected),
+                    choices: self.selectable(selected),
                 });
             }
         }
@@ -192,13 +192,10 @@ impl WorkerSelectionConfig {
         }
     }
 
-    /// The configured instances as the choices for `given`.
-    pub(crate) fn known_instances(&self, given: &str) -> Choices {
-        Choices::new(
-            "configured instances",
-            given,
-            self.instances.iter().map(|instance| &instance.name),
-        )
+    /// What a selection may say, as the choices for `given`.
+    pub(crate) fn selectable(&self, given: &str) -> Choices {
+        let names = self.instances.iter().map(|instance| instance.name.as_str());
+        Choices::new("known choices", given, names.chain([BUILT_IN]))
     }
 }
 

@@ -237,12 +237,12 @@ fn a_role_that_selects_an_unknown_instance_is_refused_with_the_nearest_one() {
         "worker_selection: {aggregated: bussy, instances: [{name: busy, type: t}]}",
         &[
             "worker_selection.aggregated selects unknown instance \"bussy\"",
-            "did you mean busy? configured instances: busy",
+            "did you mean busy? known choices: busy, default",
         ],
     );
     refused(
         "worker_selection: {encode: nope}",
-        &["\"nope\"", "configured instances: <none>"],
+        &["\"nope\"", "known choices: default"],
     );
 }
 

@@ -273,7 +273,7 @@ impl<'a> Instances<'a> {
                 .worker_selection
                 .as_ref()
                 .unwrap_or(&none)
-                .known_instances(name);
+                .selectable(name);
             let instance = name.to_owned();
             return Err(WorkerSelectionPolicyRegistryError::UnknownInstance {
                 instance,

@@ -265,7 +265,7 @@ fn an_override_to_an_unknown_instance_names_the_variable_and_the_choices() {
     assert_eq!(
         standalone(&config).unwrap_err(),
         "DYN_ROUTER_WORKER_SELECTION_POLICY selects unknown instance \"lbb\"; \
-         did you mean lb? configured instances: lb"
+         did you mean lb? known choices: lb, default"
     );
 }
 
