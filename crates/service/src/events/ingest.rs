@@ -172,8 +172,9 @@ impl Ingest {
         }
         let event = stored_event(&stored, self.target.layout, namespace.as_deref());
         let names = &stored.engine_hashes[..stored.readable_blocks.min(blocks)];
-        if let Some(namespace) = &namespace {
-            memory.remember(names, namespace)?;
+        match &namespace {
+            Some(namespace) => memory.remember(names, namespace)?,
+            None => memory.rename(names),
         }
         if self.target.partition.apply_event(worker, &event) == Applied::UnknownParent {
             if namespace.is_some() {
@@ -270,6 +271,15 @@ impl RankMemory {
         Ok(())
     }
 
+    /// The names now mean blocks without a namespace, whatever they meant before.
+    fn rename(&mut self, names: &[u64]) {
+        if !self.namespaces.is_empty() {
+            names
+                .iter()
+                .for_each(|name| drop(self.namespaces.remove(name)));
+        }
+    }
+
     fn forget(&mut self, names: &[u64]) {
         if self.namespaces.is_empty() {
             return;
@@ -318,3 +328,6 @@ fn names_a_block_twice(names: &[u64], parent: Option<u64>) -> bool {
     sorted.sort_unstable();
     sorted.windows(2).any(|pair| pair[0] == pair[1])
 }
+
+#[cfg(test)]
+mod tests;

@@ -244,11 +244,11 @@ impl Stream {
         };
         match (end, replay.purpose) {
             (ReplayEnd::Complete, Purpose::Verify { .. }) => self.start_over(actions),
-            (ReplayEnd::Complete, Purpose::Fill) => self.resume(actions),
+            (ReplayEnd::Complete, Purpose::Fill) => self.resume(now, actions),
             (ReplayEnd::Complete, Purpose::Rebuild) => {
                 // The engine answered and holds nothing: nothing of what we hold can be confirmed.
                 self.clear(ClearCause::Rebuild, actions);
-                self.resume(actions);
+                self.resume(now, actions);
             }
             (ReplayEnd::Failed, _) => self.suspect(now, actions),
         }
@@ -300,6 +300,7 @@ impl Stream {
                 actions.push(Action::Saw(Sight::Gap));
                 if !is_steady {
                     // The rebuild that is due repairs this gap as well.
+                    self.distrust();
                     self.apply(frame, false, actions);
                 } else if self.can_replay {
                     self.fill_before(frame, next, actions);
@@ -315,6 +316,18 @@ impl Stream {
                 self.forget(ClearCause::Restart, actions);
                 self.accept(frame, actions);
             }
+        }
+    }
+
+    /// Something was missed while a rebuild is due: what is held may be stale from now on.
+    fn distrust(&mut self) {
+        let suspicion = match &mut self.phase {
+            Phase::Suspect(suspicion) => Some(suspicion),
+            Phase::Replaying(replay) => replay.suspicion.as_mut(),
+            Phase::Live => None,
+        };
+        if let Some(suspicion) = suspicion {
+            suspicion.stale |= self.dirty;
         }
     }
 
@@ -359,7 +372,7 @@ impl Stream {
     }
 
     /// A replay is complete: go on with the frames that waited. Numbers that neither brought are lost.
-    fn resume(&mut self, actions: &mut Actions) {
+    fn resume(&mut self, now: Instant, actions: &mut Actions) {
         let Phase::Replaying(replay) = std::mem::replace(&mut self.phase, Phase::Live) else {
             return;
         };
@@ -369,33 +382,51 @@ impl Stream {
             self.clear(ClearCause::Lost, actions);
             self.next = Some(first.sequence);
         }
-        for frame in replay.held {
-            self.live(frame, actions);
-        }
+        self.drain(replay.held, now, actions);
     }
 
     fn suspect(&mut self, now: Instant, actions: &mut Actions) {
-        let stale = self.dirty;
         let Phase::Replaying(replay) = std::mem::replace(&mut self.phase, Phase::Live) else {
             return;
         };
-        let attempts = replay
-            .suspicion
-            .map_or(0, |suspicion| suspicion.attempts)
+        self.phase = Phase::Suspect(self.suspicion(replay.suspicion, now));
+        self.drain(replay.held, now, actions);
+    }
+
+    /// A first suspicion, or one attempt more of an earlier one.
+    fn suspicion(&self, earlier: Option<Suspicion>, now: Instant) -> Suspicion {
+        let attempts = earlier
+            .map_or(0, |earlier| earlier.attempts)
             .saturating_add(1);
         let back_off = self
             .limits
             .retry_min
             .saturating_mul(1 << attempts.saturating_sub(1).min(16))
             .min(self.limits.retry_max);
-        self.phase = Phase::Suspect(Suspicion {
-            since: replay.suspicion.map_or(now, |suspicion| suspicion.since),
+        Suspicion {
+            since: earlier.map_or(now, |earlier| earlier.since),
             retry_at: now + back_off,
             attempts,
-            stale: replay.suspicion.map_or(stale, |suspicion| suspicion.stale),
-        });
-        for frame in replay.held {
-            self.live(frame, actions);
+            stale: earlier.map_or(self.dirty, |earlier| earlier.stale),
+        }
+    }
+
+    /// Frames that waited behind a replay. One that the replay went past is not taken for a restart,
+    /// or an engine with a short memory would be asked for ever; one that contradicts the replay
+    /// makes the rank suspect, because either may be the older.
+    fn drain(&mut self, held: VecDeque<Frame>, now: Instant, actions: &mut Actions) {
+        for frame in held {
+            let is_past = self.next.is_some_and(|next| frame.sequence < next);
+            if matches!(self.phase, Phase::Replaying(_)) || !is_past {
+                self.live(frame, actions);
+                continue;
+            }
+            actions.push(Action::Saw(Sight::Duplicate));
+            let kept = self.digest_kept(frame.sequence);
+            let contradicts = kept.is_some_and(|digest| digest != digest_of(&frame.payload));
+            if contradicts && matches!(self.phase, Phase::Live) {
+                self.phase = Phase::Suspect(self.suspicion(None, now));
+            }
         }
     }
 
@@ -458,3 +489,6 @@ fn digest_of(payload: &[u8]) -> u64 {
     hasher.write(payload);
     hasher.finish()
 }
+
+#[cfg(test)]
+mod tests;

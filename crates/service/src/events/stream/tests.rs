@@ -1,0 +1,533 @@
+use std::collections::{BTreeMap, BTreeSet};
+
+use bytes::Bytes;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+use super::*;
+
+fn limits() -> Limits {
+    Limits {
+        suspect: Duration::from_secs(60),
+        retry_min: Duration::from_secs(1),
+        retry_max: Duration::from_secs(30),
+        held_frames: 4,
+        held_bytes: 1 << 20,
+    }
+}
+
+fn frame(sequence: u64) -> Frame {
+    other(sequence, "first life")
+}
+
+/// The same number with another payload.
+fn other(sequence: u64, life: &str) -> Frame {
+    Frame {
+        sequence,
+        payload: Bytes::from(format!("{life} {sequence}")),
+    }
+}
+
+/// A stream with its clock, and what its actions came to.
+struct Rig {
+    stream: Stream,
+    now: Instant,
+    actions: Actions,
+}
+
+impl Rig {
+    fn new(can_replay: bool) -> Self {
+        let stream = Stream::new(can_replay, limits());
+        let mut rig = Self {
+            stream,
+            now: Instant::now(),
+            actions: Vec::new(),
+        };
+        rig.stream.connected(&mut rig.actions);
+        rig
+    }
+
+    /// With frames 0, 1, .. applied.
+    fn after(can_replay: bool, frames: u64) -> Self {
+        let mut rig = Self::new(can_replay);
+        for sequence in 0..frames {
+            rig.stream.live(frame(sequence), &mut rig.actions);
+        }
+        rig.actions.clear();
+        rig
+    }
+
+    fn live(&mut self, frame: Frame) -> Vec<String> {
+        self.stream.live(frame, &mut self.actions);
+        self.told()
+    }
+
+    fn replayed(&mut self, frame: Frame) -> Vec<String> {
+        self.stream.replayed(frame, self.now, &mut self.actions);
+        self.told()
+    }
+
+    fn ended(&mut self, end: ReplayEnd) -> Vec<String> {
+        self.stream.replay_ended(end, self.now, &mut self.actions);
+        self.told()
+    }
+
+    fn connected(&mut self) -> Vec<String> {
+        self.stream.connected(&mut self.actions);
+        self.told()
+    }
+
+    fn woke_after(&mut self, wait: Duration) -> Vec<String> {
+        self.now += wait;
+        self.stream.woke(self.now, &mut self.actions);
+        self.told()
+    }
+
+    /// The actions so far in short: `+3` applied, `*3` applied from a replay.
+    fn told(&mut self) -> Vec<String> {
+        self.actions
+            .drain(..)
+            .map(|action| match action {
+                Action::Apply {
+                    frame,
+                    replayed: false,
+                } => format!("+{}", frame.sequence),
+                Action::Apply {
+                    frame,
+                    replayed: true,
+                } => format!("*{}", frame.sequence),
+                Action::Clear(cause) => format!("clear {}", cause.as_str()),
+                Action::Replay { from } => format!("replay {from}"),
+                Action::StopReplay => "stop".to_owned(),
+                Action::Saw(sight) => format!("{sight:?}").to_lowercase(),
+            })
+            .collect()
+    }
+}
+
+const COMPLETE: ReplayEnd = ReplayEnd::Complete;
+const FAILED: ReplayEnd = ReplayEnd::Failed;
+
+#[test]
+fn frames_in_order_are_applied() {
+    let mut rig = Rig::new(true);
+    assert_eq!(rig.live(frame(0)), ["+0"]);
+    assert_eq!(rig.live(frame(1)), ["+1"]);
+}
+
+#[test]
+fn a_gap_asks_for_what_is_missing_and_live_frames_wait_behind_it() {
+    let mut rig = Rig::after(true, 1);
+    assert_eq!(rig.live(frame(3)), ["gap", "replay 1"]);
+    assert!(rig.live(frame(4)).is_empty());
+    assert_eq!(rig.replayed(frame(1)), ["*1"]);
+    assert_eq!(rig.replayed(frame(2)), ["*2"]);
+    assert_eq!(rig.ended(COMPLETE), ["+3", "+4"]);
+    assert_eq!(rig.live(frame(5)), ["+5"]);
+}
+
+#[test]
+fn a_replay_that_goes_on_to_the_newest_makes_the_waiting_frames_duplicates() {
+    let mut rig = Rig::after(true, 1);
+    rig.live(frame(2));
+    assert_eq!(rig.replayed(frame(1)), ["*1"]);
+    assert_eq!(rig.replayed(frame(2)), ["*2"]);
+    assert_eq!(rig.replayed(frame(3)), ["*3"]);
+    assert_eq!(rig.ended(COMPLETE), ["duplicate"]);
+    assert_eq!(rig.live(frame(3)), ["duplicate"]);
+    assert_eq!(rig.live(frame(4)), ["+4"]);
+}
+
+#[test]
+fn a_first_frame_above_zero_asks_for_the_history() {
+    let mut rig = Rig::new(true);
+    assert_eq!(rig.live(frame(2)), ["replay 0"]);
+    assert_eq!(rig.replayed(frame(0)), ["*0"]);
+    assert_eq!(rig.replayed(frame(1)), ["*1"]);
+    assert_eq!(rig.ended(COMPLETE), ["+2"]);
+}
+
+#[test]
+fn a_first_frame_above_zero_is_a_beginning_without_a_replay_endpoint() {
+    let mut rig = Rig::new(false);
+    assert_eq!(rig.live(frame(7)), ["+7"]);
+    assert_eq!(rig.live(frame(8)), ["+8"]);
+}
+
+#[test]
+fn without_a_replay_endpoint_a_gap_clears_the_rank() {
+    let mut rig = Rig::after(false, 2);
+    assert_eq!(rig.live(frame(3)), ["gap", "clear lost", "+3"]);
+    assert_eq!(rig.live(frame(4)), ["+4"]);
+}
+
+#[test]
+fn history_that_the_engine_no_longer_has_clears_what_hung_on_it() {
+    let mut rig = Rig::after(true, 2);
+    rig.live(frame(9));
+    assert_eq!(rig.replayed(frame(6)), ["clear lost", "*6"]);
+    assert_eq!(rig.replayed(frame(7)), ["*7"]);
+    assert_eq!(rig.replayed(frame(8)), ["*8"]);
+    assert_eq!(rig.ended(COMPLETE), ["+9"]);
+    let mut empty = Rig::after(true, 2);
+    empty.live(frame(9));
+    assert_eq!(empty.ended(COMPLETE), ["clear lost", "+9"]);
+}
+
+#[test]
+fn an_engine_without_history_is_not_asked_again_and_again() {
+    let mut rig = Rig::new(true);
+    assert_eq!(rig.live(frame(5)), ["replay 0"]);
+    assert_eq!(rig.ended(COMPLETE), ["+5"]);
+    assert_eq!(rig.live(frame(6)), ["+6"]);
+}
+
+#[test]
+fn a_number_seen_before_is_a_duplicate_or_a_restart_by_its_payload() {
+    let mut rig = Rig::after(false, 3);
+    assert_eq!(rig.live(frame(1)), ["duplicate"]);
+    assert_eq!(rig.live(other(0, "second life")), ["clear restart", "+0"]);
+    assert_eq!(rig.live(other(1, "second life")), ["+1"]);
+}
+
+#[test]
+fn a_restart_seen_late_is_read_from_its_beginning() {
+    let mut rig = Rig::after(true, 5);
+    assert_eq!(
+        rig.live(other(2, "second life")),
+        ["clear restart", "replay 0"]
+    );
+    assert_eq!(rig.replayed(other(0, "second life")), ["*0"]);
+    assert_eq!(rig.replayed(other(1, "second life")), ["*1"]);
+    assert_eq!(rig.ended(COMPLETE), ["+2"]);
+}
+
+#[test]
+fn a_number_too_old_to_be_remembered_is_a_restart() {
+    let mut rig = Rig::after(false, 3 + REMEMBERED_FRAMES as u64);
+    assert_eq!(rig.live(frame(0)), ["clear restart", "+0"]);
+}
+
+#[test]
+fn a_replay_that_fails_lets_live_frames_go_on_and_is_tried_again_later() {
+    let mut rig = Rig::after(true, 1);
+    rig.live(frame(5));
+    assert_eq!(rig.ended(FAILED), ["gap", "+5"]);
+    assert!(rig.stream.is_suspect());
+    assert_eq!(rig.live(frame(6)), ["+6"]);
+    assert!(rig.woke_after(Duration::from_millis(900)).is_empty());
+    assert_eq!(rig.woke_after(Duration::from_millis(100)), ["replay 0"]);
+    assert_eq!(
+        rig.live(frame(7)),
+        ["+7"],
+        "live frames go on until the first answer"
+    );
+    assert_eq!(rig.replayed(frame(0)), ["clear rebuild", "*0"]);
+    assert!(rig.live(frame(8)).is_empty());
+    for sequence in 1..8 {
+        assert_eq!(rig.replayed(frame(sequence)), [format!("*{sequence}")]);
+    }
+    assert_eq!(rig.ended(COMPLETE), ["+8"]);
+    assert!(!rig.stream.is_suspect());
+    assert_eq!(rig.stream.wake_at(), None);
+}
+
+#[test]
+fn what_is_not_confirmed_in_time_is_forgotten() {
+    let mut rig = Rig::after(true, 1);
+    rig.live(frame(5));
+    rig.ended(FAILED);
+    let mut waits = Vec::new();
+    let outcome = loop {
+        let wait = rig.stream.wake_at().unwrap() - rig.now;
+        let told = rig.woke_after(wait);
+        if told != ["replay 0"] {
+            break told;
+        }
+        waits.push(wait.as_secs());
+        assert_eq!(rig.ended(FAILED), [""; 0]);
+    };
+    assert_eq!(waits, [1, 2, 4, 8, 16]);
+    assert_eq!(outcome, ["clear unconfirmed"]);
+    assert_eq!(rig.stream.wake_at(), None);
+    assert!(!rig.stream.is_suspect());
+    assert_eq!(rig.live(frame(6)), ["+6"]);
+}
+
+#[test]
+fn missing_history_alone_makes_nothing_suspect() {
+    let mut rig = Rig::new(true);
+    rig.live(frame(5));
+    assert_eq!(rig.ended(FAILED), ["gap", "+5"]);
+    assert!(!rig.stream.is_suspect());
+    assert_eq!(rig.woke_after(Duration::from_secs(60)), [""; 0]);
+}
+
+#[test]
+fn a_gap_while_a_rebuild_is_due_makes_the_rank_suspect() {
+    let mut rig = Rig::new(true);
+    rig.live(frame(5));
+    rig.ended(FAILED);
+    assert_eq!(rig.live(frame(9)), ["gap", "+9"]);
+    assert!(rig.stream.is_suspect());
+    assert_eq!(
+        rig.woke_after(Duration::from_secs(60)),
+        ["clear unconfirmed"]
+    );
+}
+
+#[test]
+fn a_waiting_frame_that_contradicts_its_replay_makes_the_rank_suspect() {
+    let mut rig = Rig::after(true, 1);
+    rig.live(other(2, "second life"));
+    rig.replayed(frame(1));
+    rig.replayed(frame(2));
+    assert_eq!(rig.ended(COMPLETE), ["duplicate"]);
+    assert!(rig.stream.is_suspect());
+    assert_eq!(rig.woke_after(Duration::from_secs(1)), ["replay 0"]);
+}
+
+#[test]
+fn a_new_connection_clears_the_rank_where_nothing_can_be_asked() {
+    let mut rig = Rig::after(false, 3);
+    assert_eq!(rig.connected(), ["clear reconnected"]);
+    assert_eq!(rig.live(other(3, "second life")), ["+3"]);
+}
+
+#[test]
+fn a_new_connection_goes_on_where_the_last_frame_is_unchanged() {
+    let mut rig = Rig::after(true, 3);
+    assert_eq!(rig.connected(), ["replay 2"]);
+    assert!(rig.live(frame(5)).is_empty());
+    assert!(rig.replayed(frame(2)).is_empty());
+    assert_eq!(rig.replayed(frame(3)), ["*3"]);
+    assert_eq!(rig.replayed(frame(4)), ["*4"]);
+    assert_eq!(rig.ended(COMPLETE), ["+5"]);
+}
+
+#[test]
+fn a_new_connection_to_a_restarted_engine_starts_over() {
+    let second = |sequence| other(sequence, "second life");
+    let mut longer = Rig::after(true, 3);
+    longer.connected();
+    assert_eq!(longer.replayed(second(2)), ["clear restart", "replay 0"]);
+    let mut shorter = Rig::after(true, 3);
+    shorter.connected();
+    assert_eq!(shorter.ended(COMPLETE), ["clear restart", "replay 0"]);
+    for rig in [&mut longer, &mut shorter] {
+        assert_eq!(rig.replayed(second(0)), ["*0"]);
+        assert_eq!(rig.ended(COMPLETE), [""; 0]);
+        assert_eq!(rig.live(second(1)), ["+1"]);
+    }
+}
+
+#[test]
+fn a_restart_under_a_replay_is_rebuilt() {
+    let mut rig = Rig::after(true, 3);
+    rig.live(frame(5));
+    assert_eq!(rig.replayed(other(0, "second life")), ["stop", "gap", "+5"]);
+    assert!(rig.stream.is_suspect());
+    assert_eq!(rig.woke_after(Duration::from_secs(1)), ["replay 0"]);
+    assert_eq!(
+        rig.replayed(other(0, "second life")),
+        ["clear rebuild", "*0"]
+    );
+}
+
+#[test]
+fn an_engine_that_stays_away_is_forgotten() {
+    let mut rig = Rig::after(true, 3);
+    rig.live(frame(7));
+    rig.stream.unreachable(&mut rig.actions);
+    assert_eq!(rig.told(), ["stop", "clear unreachable"]);
+    assert_eq!(rig.connected(), [""; 0]);
+    assert_eq!(rig.live(frame(8)), ["replay 0"]);
+}
+
+#[test]
+fn frames_that_wait_are_bounded_and_none_is_dropped() {
+    let mut rig = Rig::after(true, 1);
+    for sequence in 2..6 {
+        assert!(!rig.stream.is_holding_full());
+        rig.live(frame(sequence));
+    }
+    assert!(rig.stream.is_holding_full());
+    rig.replayed(frame(1));
+    assert_eq!(rig.ended(COMPLETE), ["+2", "+3", "+4", "+5"]);
+    assert!(!rig.stream.is_holding_full());
+}
+
+/// An engine that stores and removes blocks, and remembers its last batches.
+#[derive(Default)]
+struct Engine {
+    life: u64,
+    next: u64,
+    blocks: BTreeSet<u64>,
+    buffer: BTreeMap<u64, Frame>,
+}
+
+impl Engine {
+    fn step(&mut self, random: &mut StdRng, buffer_size: usize) -> Frame {
+        let block = random.random_range(0..20_u64);
+        let verb = if random.random_bool(0.6) {
+            "store"
+        } else {
+            "remove"
+        };
+        if verb == "store" {
+            self.blocks.insert(block);
+        } else {
+            self.blocks.remove(&block);
+        }
+        let payload = Bytes::from(format!("{verb} {block} {} {}", self.life, self.next));
+        let frame = Frame {
+            sequence: self.next,
+            payload,
+        };
+        self.next += 1;
+        self.buffer.insert(frame.sequence, frame.clone());
+        if self.buffer.len() > buffer_size {
+            self.buffer.pop_first();
+        }
+        frame
+    }
+
+    fn restart(&mut self) {
+        *self = Self {
+            life: self.life + 1,
+            ..Self::default()
+        };
+    }
+}
+
+/// What the actions leave in the index.
+#[derive(Default)]
+struct Index {
+    blocks: BTreeSet<u64>,
+    asked: Option<u64>,
+}
+
+impl Index {
+    fn take(&mut self, actions: &mut Actions) {
+        for action in actions.drain(..) {
+            match action {
+                Action::Apply { frame, .. } => {
+                    let text = String::from_utf8(frame.payload.to_vec()).unwrap();
+                    let mut words = text.split(' ');
+                    let verb = words.next().unwrap();
+                    let block = words.next().unwrap().parse().unwrap();
+                    if verb == "store" {
+                        self.blocks.insert(block);
+                    } else {
+                        self.blocks.remove(&block);
+                    }
+                }
+                Action::Clear(_) => self.blocks.clear(),
+                Action::Replay { from } => self.asked = Some(from),
+                Action::StopReplay => self.asked = None,
+                Action::Saw(_) => {}
+            }
+        }
+    }
+}
+
+/// Answers the question that is open: in part, wholly or not at all.
+fn answer(
+    stream: &mut Stream,
+    engine: &Engine,
+    index: &mut Index,
+    now: Instant,
+    cut: Option<usize>,
+) {
+    let mut actions = Vec::new();
+    let Some(from) = index.asked.take() else {
+        return;
+    };
+    let wanted: Vec<Frame> = engine
+        .buffer
+        .range(from..)
+        .map(|(_, frame)| frame.clone())
+        .collect();
+    let sent = cut.unwrap_or(wanted.len()).min(wanted.len());
+    for frame in &wanted[..sent] {
+        stream.replayed(frame.clone(), now, &mut actions);
+        index.take(&mut actions);
+        if index.asked.is_some() {
+            return;
+        }
+    }
+    let end = if cut.is_some() { FAILED } else { COMPLETE };
+    stream.replay_ended(end, now, &mut actions);
+    index.take(&mut actions);
+}
+
+fn run_faults(seed: u64, can_replay: bool) {
+    let mut random = StdRng::seed_from_u64(seed);
+    let mut stream = Stream::new(can_replay, limits());
+    let mut engine = Engine::default();
+    let mut index = Index::default();
+    let mut actions = Vec::new();
+    let mut now = Instant::now();
+    let buffer_size = if random.random_bool(0.5) {
+        usize::MAX
+    } else {
+        8
+    };
+    stream.connected(&mut actions);
+    for _ in 0..random.random_range(1..120) {
+        now += Duration::from_millis(random.random_range(0..2_000));
+        match random.random_range(0..100) {
+            0..4 => {
+                engine.restart();
+                stream.connected(&mut actions);
+            }
+            4..8 => stream.connected(&mut actions),
+            8..30 => {
+                let cut = random.random_bool(0.3).then(|| random.random_range(0..6));
+                answer(&mut stream, &engine, &mut index, now, cut);
+            }
+            30..40 => stream.woke(now, &mut actions),
+            event => {
+                let frame = engine.step(&mut random, buffer_size);
+                if event < 90 {
+                    stream.live(frame.clone(), &mut actions);
+                }
+                if event < 50 {
+                    stream.live(frame, &mut actions);
+                }
+            }
+        }
+        index.take(&mut actions);
+    }
+    // Quiet: nothing is lost any more, questions are answered, timers fire.
+    for _ in 0..40 {
+        now += Duration::from_secs(5);
+        let frame = engine.step(&mut random, buffer_size);
+        stream.live(frame, &mut actions);
+        index.take(&mut actions);
+        while index.asked.is_some() {
+            answer(&mut stream, &engine, &mut index, now, None);
+        }
+        stream.woke(now, &mut actions);
+        index.take(&mut actions);
+    }
+    while index.asked.is_some() {
+        answer(&mut stream, &engine, &mut index, now, None);
+    }
+    let stale: Vec<_> = index.blocks.difference(&engine.blocks).collect();
+    assert!(
+        stale.is_empty(),
+        "seed {seed}: believed but not held: {stale:?}"
+    );
+    if can_replay && buffer_size == usize::MAX {
+        assert_eq!(index.blocks, engine.blocks, "seed {seed}");
+    }
+}
+
+#[test]
+fn after_any_faults_nothing_stale_is_believed_and_a_full_history_is_found_again() {
+    println!("seeds 0..4000");
+    for seed in 0..4_000 {
+        run_faults(seed, seed % 4 != 0);
+    }
+}
