@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::suggest::Choices;
+use crate::suggest::{Choices, by_name};
 
 /// One rank of one worker: what a selection yields.
 ///
@@ -123,14 +123,10 @@ impl FromStr for WorkerType {
     type Err = WorkerTypeError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let word = text.trim().to_lowercase();
-        Self::EVERY
-            .into_iter()
-            .find(|role| role.as_str() == word)
-            .ok_or_else(|| WorkerTypeError {
-                value: text.to_owned(),
-                choices: Choices::new("known types", &word, Self::EVERY.map(Self::as_str)),
-            })
+        by_name(text, "known types", Self::EVERY, Self::as_str).map_err(|choices| WorkerTypeError {
+            value: text.to_owned(),
+            choices,
+        })
     }
 }
 

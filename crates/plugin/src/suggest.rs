@@ -43,6 +43,18 @@ impl fmt::Display for Choices {
     }
 }
 
+/// The one of `every` whose `name` is `text`; case and surrounding white space do not matter.
+pub(crate) fn by_name<T: Copy, const N: usize>(
+    text: &str,
+    title: &'static str,
+    every: [T; N],
+    name: fn(T) -> &'static str,
+) -> Result<T, Choices> {
+    let word = text.trim().to_lowercase();
+    let found = every.into_iter().find(|value| name(*value) == word);
+    found.ok_or_else(|| Choices::new(title, &word, every.map(name)))
+}
+
 /// The choice that `given` was probably meant to be: at most a third of its characters away, and at least one allowed.
 pub(crate) fn nearest<'a, S: AsRef<str>>(given: &str, known: &'a [S]) -> Option<&'a str> {
     let limit = (given.chars().count() / 3).max(1);

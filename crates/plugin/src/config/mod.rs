@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use crate::identity::WorkerType;
 use crate::policy_yaml::{RequestClassifierConfig, WorkerSelectionConfig};
-use crate::suggest::Choices;
+use crate::suggest::by_name;
 
 /// Environment variable that selects the policy of every role.
 pub const DYN_ROUTER_WORKER_SELECTION_POLICY: &str = "DYN_ROUTER_WORKER_SELECTION_POLICY";
@@ -271,14 +271,8 @@ impl FromStr for QueuePolicy {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let word = text.trim().to_lowercase();
-        Self::EVERY
-            .into_iter()
-            .find(|policy| policy.as_str() == word)
-            .ok_or_else(|| {
-                let choices = Choices::new("known policies", &word, Self::EVERY.map(Self::as_str));
-                format!("unknown queue policy {text:?}; {choices}")
-            })
+        by_name(text, "known policies", Self::EVERY, Self::as_str)
+            .map_err(|choices| format!("unknown queue policy {text:?}; {choices}"))
     }
 }
 
