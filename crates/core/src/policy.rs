@@ -98,7 +98,6 @@ impl PolicyHost {
                 if let Err(payload) = catch_unwind(AssertUnwindSafe(|| drop(broken))) {
                     self.panicked(payload);
                 }
-                self.build();
                 Err(SelectError::PolicyPanicked)
             }
         }

@@ -165,8 +165,11 @@ fn a_rank_that_returns_is_still_charged_with_what_runs_on_it() {
 fn a_stale_slot_reads_nothing() {
     let mut book = LoadBook::default();
     let slot = book.set_ranks([WORKER].into_iter())[0];
-    let again = book.set_ranks([OTHER].into_iter())[0];
-    assert_eq!(again, book.ranks.get(OTHER).unwrap());
+    assert!(book.load(WORKER, slot).is_some());
+    book.set_ranks([OTHER].into_iter());
+    assert_eq!(book.load(WORKER, slot), None);
+    let third = WorkerWithDpRank::new(3, 0);
+    assert_eq!(book.set_ranks([third].into_iter()), [slot]);
     assert_eq!(book.load(WORKER, slot), None);
 }
 

@@ -27,6 +27,7 @@ use crate::hash::HashLayout;
 use crate::index::{Applied, DEFAULT_MAX_ENTRIES, IndexStats, KvEvent, KvIndex};
 use crate::load::LoadBook;
 use crate::policy::{Blueprint, PolicyHost};
+use crate::ranks::RankSlot;
 use crate::selection::RankLoad;
 
 pub use workers::WorkerEntry;
@@ -199,9 +200,13 @@ impl Partition {
             let slots = book.set_ranks(entries.iter().flat_map(WorkerEntry::ranks));
             (self.versions.fetch_add(1, Ordering::Relaxed) + 1, slots)
         };
+        self.publish(version, entries, load_slots);
+    }
+
+    /// Makes `entries` the table that selections see, unless a newer one is there already:
+    /// versions are given under the load lock, so the books are that one's too.
+    fn publish(&self, version: u64, entries: Vec<WorkerEntry>, load_slots: Vec<RankSlot>) {
         let mut indexed = self.write_index();
-        // Versions are given under the load lock: if a newer table is here already, the books are
-        // that one's too, and this call came second to nothing.
         if indexed.table.version() > version {
             return;
         }

@@ -46,6 +46,32 @@ fn workers_that_all_leave_in_mid_selection_leave_no_load() {
 }
 
 #[test]
+fn workers_that_leave_before_their_load_is_read_are_looked_up_again() {
+    let slot: Arc<Mutex<Option<Arc<Partition>>>> = Arc::default();
+    let inner = Arc::clone(&slot);
+    // Selections ask a factory that could not build before, after they have read the workers.
+    let factory: WorkerSelectionPolicyFactory = Arc::new(move |config: &KvRouterConfig, _, _| {
+        let partition = inner.lock().unwrap().take().expect("not yet");
+        partition.set_workers(vec![worker(3)]);
+        let picker = Box::new(First(|| {}));
+        WorkerSelectionPolicy::new(config.clone(), "test", Vec::new(), picker)
+    });
+    let partition = partition_with(KvRouterConfig::default(), factory);
+    slot.clear_poison();
+    *slot.lock().unwrap() = Some(Arc::clone(&partition));
+    assert_eq!(select(&partition, &unknown(8)).worker, rank(3, 0));
+}
+
+#[test]
+fn an_older_table_does_not_replace_a_newer_one() {
+    let partition = partition();
+    let version = partition.versions.load(Ordering::Relaxed);
+    partition.publish(version - 1, Vec::new(), Vec::new());
+    assert_eq!(partition.read_index().table.version(), version);
+    assert_eq!(select(&partition, &unknown(8)).block_size, BLOCK_SIZE);
+}
+
+#[test]
 fn a_storm_of_requests_events_and_departures_leaves_nothing() {
     let partition = partition();
     let done = AtomicBool::new(false);
@@ -100,10 +126,13 @@ fn a_storm_of_requests_events_and_departures_leaves_nothing() {
                 }
             }
         });
-        for requester in requesters {
-            requester.join().unwrap();
-        }
+        let outcomes: Vec<_> = requesters
+            .into_iter()
+            .map(thread::ScopedJoinHandle::join)
+            .collect();
+        // Before a failure is looked at, or the other thread would never end.
         done.store(true, Ordering::Relaxed);
+        assert!(outcomes.iter().all(Result::is_ok));
     });
     partition.set_workers((0..4).map(worker).collect());
     assert!(is_idle(&partition), "{:?}", partition.loads());
