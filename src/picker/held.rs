@@ -64,8 +64,11 @@ impl Charge {
         }
         self.metrics.mismatches.inc();
         let worker = self.service.endpoints().worker_at(served);
-        let moved = worker.is_some_and(|worker_id| {
-            let worker = WorkerWithDpRank::from_worker_id(worker_id);
+        let record = worker.and_then(|worker_id| self.service.worker(worker_id));
+        // Which of its ranks served, nobody tells: the first stands for the worker.
+        let moved = record.is_some_and(|record| {
+            let rank = record.registration.first_rank();
+            let worker = WorkerWithDpRank::new(record.worker_id(), rank);
             self.reservation.move_to(worker)
         });
         debug!(served, picked = %self.picked, moved, "another endpoint served");

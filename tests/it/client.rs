@@ -23,7 +23,8 @@ use crate::house::soon;
 pub(crate) const CHAT: &str = "/v1/chat/completions";
 pub(crate) const HELLO: &str = r#"{"model":"m","messages":[{"role":"user","content":"hello"}]}"#;
 const DESTINATION: &str = "x-gateway-destination-endpoint";
-const MESSAGE_BYTES: usize = 64 << 20;
+/// Above the picker's own limit, so that it can be overstepped.
+const MESSAGE_BYTES: usize = 128 << 20;
 
 /// One stream to the picker.
 pub(crate) struct Exchange {

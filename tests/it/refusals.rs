@@ -135,3 +135,25 @@ async fn an_announced_body_over_the_cap_is_answered_413_at_once() {
     assert_eq!(exchange.refused().await.status, 413);
     assert_eq!(exchange.ended().await, Code::Ok);
 }
+
+#[tokio::test]
+async fn a_message_too_large_to_take_is_answered_413() {
+    let house = House::open().await;
+    let mut exchange = house.exchange().await;
+    exchange.post(CHAT).await;
+    exchange.request_body(&vec![b' '; 65 << 20], true).await;
+    assert_eq!(exchange.refused().await.status, 413);
+    assert_eq!(exchange.ended().await, Code::Ok);
+}
+
+#[tokio::test]
+async fn a_body_that_grows_over_the_cap_is_answered_413() {
+    let house = House::open().await;
+    let mut exchange = house.exchange().await;
+    exchange.post(CHAT).await;
+    for _ in 0..3 {
+        exchange.request_body(&vec![b' '; 11 << 20], false).await;
+    }
+    assert_eq!(exchange.refused().await.status, 413);
+    assert_eq!(exchange.ended().await, Code::Ok);
+}

@@ -32,6 +32,49 @@ async fn an_upload_that_stops_is_refused_after_its_patience() {
 }
 
 #[tokio::test]
+async fn a_stream_that_says_nothing_is_closed_after_the_same_patience() {
+    let limits = Limits {
+        body_idle: Duration::from_millis(5),
+        ..Limits::default()
+    };
+    let server = server(limits, &Fake::default());
+    let mut replies = Replies::new(Arc::clone(&server.shared), futures::stream::pending());
+    assert!(replies.next().await.is_none());
+}
+
+#[tokio::test]
+async fn a_response_that_falls_silent_frees_its_load_and_stays_open() {
+    let limits = Limits {
+        response_silence: Duration::from_millis(5),
+        ..Limits::default()
+    };
+    let fake = Fake::default();
+    let server = server(limits, &fake);
+    let messages = futures::stream::iter([Ok(said(">h!"))]).chain(futures::stream::pending());
+    let mut replies = Replies::new(Arc::clone(&server.shared), messages);
+    assert_eq!(heard(&replies.next().await.unwrap().unwrap()), ">h");
+    assert_eq!(fake.held(), 1);
+    let mut next = replies.next();
+    while fake.held() > 0 {
+        assert!(futures::poll!(&mut next).is_pending());
+        tokio::task::yield_now().await;
+    }
+    assert!(futures::poll!(&mut next).is_pending());
+    assert_eq!(server.in_flight().count(), 0);
+}
+
+#[tokio::test]
+async fn a_closing_server_ends_a_stream_that_waits() {
+    let server = server(Limits::default(), &Fake::default());
+    let messages = futures::stream::iter([Ok(said(">h!"))]).chain(futures::stream::pending());
+    let mut replies = Replies::new(Arc::clone(&server.shared), messages);
+    replies.next().await.unwrap().unwrap();
+    let ended = tokio::spawn(async move { replies.next().await.is_none() });
+    server.closing().cancel();
+    assert!(ended.await.unwrap());
+}
+
+#[tokio::test]
 async fn a_pick_that_never_ends_is_refused_after_its_patience() {
     let limits = Limits {
         pick: Duration::from_millis(5),
