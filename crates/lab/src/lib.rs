@@ -3,4 +3,5 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::panic))]
 
+pub mod lab;
 pub mod mock;

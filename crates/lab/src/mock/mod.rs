@@ -15,6 +15,7 @@ mod worker;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
+use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
 pub use engine::EngineConfig;
@@ -121,11 +122,18 @@ impl Fleet {
         &self.workers
     }
 
-    /// The fleet as a workers file (YAML; each entry in the flow style that JSON is a part of).
+    /// The fleet as a workers file: entries with the fields of `POST /workers`.
     pub fn workers_file(&self) -> String {
-        let entry = |worker: &Worker| format!("  - {}\n", worker.registration());
-        let entries: String = self.workers.iter().map(entry).collect();
-        format!("workers:\n{entries}")
+        let mut text = "workers:\n".to_owned();
+        for worker in &self.workers {
+            let registration = worker.registration();
+            let fields = registration.as_object().into_iter().flatten();
+            for (index, (name, value)) in fields.enumerate() {
+                let lead = if index == 0 { "  - " } else { "    " };
+                text.push_str(&format!("{lead}{name}: {}\n", yaml(value)));
+            }
+        }
+        text
     }
 
     pub async fn shutdown(mut self) {
@@ -161,6 +169,16 @@ impl FleetConfig {
     fn rank_port(&self, base: u16, index: u16, dp_rank: u32) -> Result<u16, StartError> {
         port(base, u32::from(index) * self.dp_size + dp_rank)
     }
+}
+
+/// A value in YAML's flow style. That is JSON but for the keys, which are ranks: in YAML a quoted number is a text.
+fn yaml(value: &Value) -> String {
+    let Some(fields) = value.as_object() else {
+        return value.to_string();
+    };
+    let field = |(name, value): (&String, &Value)| format!("{name}: {value}");
+    let fields: Vec<String> = fields.iter().map(field).collect();
+    format!("{{{}}}", fields.join(", "))
 }
 
 fn port(base: u16, offset: u32) -> Result<u16, StartError> {

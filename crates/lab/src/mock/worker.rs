@@ -123,6 +123,11 @@ impl Worker {
         self.address
     }
 
+    /// How many ranks it has; they are numbered from 0.
+    pub fn ranks(&self) -> u32 {
+        self.core.config.dp_size
+    }
+
     /// Where the rank's events can be subscribed to: `tcp://ip:port`.
     pub fn kv_events_endpoint(&self, dp_rank: u32) -> Option<&str> {
         let rank = self.core.ranks.get(dp_rank as usize)?;
