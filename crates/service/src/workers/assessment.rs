@@ -333,3 +333,6 @@ fn is_host_and_port(text: &str) -> bool {
             .bytes()
             .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_'))
 }
+
+#[cfg(test)]
+mod tests;

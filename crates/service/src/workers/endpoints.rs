@@ -86,3 +86,6 @@ fn parse_address(endpoint: &str) -> Option<SocketAddr> {
         Some(SocketAddr::new(ip.parse().ok()?, port.parse().ok()?))
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -135,3 +135,6 @@ fn read_entry(
     }
     Ok(registration)
 }
+
+#[cfg(test)]
+mod tests;

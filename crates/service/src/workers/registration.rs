@@ -247,3 +247,6 @@ pub struct RankEvents {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mismatched_block_size: Option<u32>,
 }
+
+#[cfg(test)]
+mod tests;

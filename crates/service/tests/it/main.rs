@@ -1,0 +1,9 @@
+//! The service as a whole, over real sockets, against fake engines. Nothing leaves the machine.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod catalog;
+mod engine;
+mod events;
+mod rig;
+mod selection;
