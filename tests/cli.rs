@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command, Output, Stdio};
 
@@ -89,7 +89,7 @@ fn every_mistake_stops_the_start_and_is_readable() {
         "there is no runtime mode",
         "90o2",
         "did you mean POINTSMAN_HEALTH_PORT?",
-        "pointsman check",
+        "`check` looks again",
     ];
     assert_contains(&said, &parts);
     assert!(
@@ -155,6 +155,8 @@ fn check_says_what_would_run_and_starts_nothing() {
 struct Running {
     child: Child,
     stderr: BufReader<ChildStderr>,
+    /// Its log up to the line that says where it listens.
+    said: String,
     admin: SocketAddr,
 }
 
@@ -172,11 +174,12 @@ impl Running {
         all.extend(variables);
         let mut child = pointsman(&[], &all).stderr(Stdio::piped()).spawn().unwrap();
         let mut stderr = BufReader::new(child.stderr.take().unwrap());
-        let listening = line_with(&mut stderr, "\"listening\"");
+        let (said, listening) = line_with(&mut stderr, "\"listening\"");
         let admin = listening["admin"].as_str().unwrap().parse().unwrap();
         Self {
             child,
             stderr,
+            said,
             admin,
         }
     }
@@ -210,8 +213,8 @@ impl Drop for Running {
     }
 }
 
-/// The first log event that holds `part`; its end without one fails the test with what it said.
-fn line_with(stderr: &mut impl BufRead, part: &str) -> serde_json::Value {
+/// The first log event that holds `part`, after what was said before it; a log that ends without one fails the test.
+fn line_with(stderr: &mut impl BufRead, part: &str) -> (String, serde_json::Value) {
     let mut said = String::new();
     loop {
         let mut line = String::new();
@@ -220,7 +223,7 @@ fn line_with(stderr: &mut impl BufRead, part: &str) -> serde_json::Value {
             "no {part} in:\n{said}"
         );
         if line.contains(part) {
-            return serde_json::from_str(&line).unwrap();
+            return (said, serde_json::from_str(&line).unwrap());
         }
         said.push_str(&line);
     }
@@ -280,13 +283,47 @@ fn a_worker_that_the_file_gains_makes_it_ready() {
 
 #[test]
 fn published_names_without_effect_are_named_in_one_warning() {
-    let mut running = Running::start(&[("POD_NAMESPACE", "default"), ("POD_IP", "10.0.0.1")]);
-    running.signal("-TERM");
-    running.child.wait().unwrap();
-    // The warning came before the line that start() waited for; so the settings page says it too.
-    let output = run(
-        &["check"],
-        &[("POD_NAMESPACE", "default"), ("POD_IP", "10.0.0.1")],
+    let variables = [("POD_NAMESPACE", "default"), ("POD_IP", "10.0.0.1")];
+    let running = Running::start(&variables);
+    assert_eq!(
+        running.said.matches("POD_NAMESPACE, POD_IP").count(),
+        1,
+        "{}",
+        running.said
     );
+    let output = run(&["check"], &variables);
     assert_contains(&text(&output.stdout), &["POD_NAMESPACE, POD_IP"]);
+}
+
+#[test]
+fn a_selection_of_another_role_is_ignored_with_one_warning() {
+    let yaml = "
+worker_selection:
+  prefill: pf
+  instances:
+    - name: pf
+      type: not-linked-here
+";
+    let path = file("prefill-policy.yaml", yaml);
+    let running = Running::start(&[("DYN_ROUTER_POLICY_CONFIG", path.to_str().unwrap())]);
+    assert_eq!(
+        running.said.matches("is ignored").count(),
+        1,
+        "{}",
+        running.said
+    );
+    assert_contains(&running.said, &["worker_selection.prefill"]);
+}
+
+#[test]
+fn a_port_that_is_taken_stops_the_start_and_names_its_setting() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let said = refused(&[
+        ("POINTSMAN_HOST", "127.0.0.1"),
+        ("POINTSMAN_EXT_PROC_PORT", "auto"),
+        ("POINTSMAN_HEALTH_PORT", "auto"),
+        ("DYN_EPP_METRICS_PORT", &port),
+    ]);
+    assert_contains(&said, &["DYN_EPP_METRICS_PORT", &port, "in use"]);
 }

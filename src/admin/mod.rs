@@ -11,18 +11,25 @@ use axum::Router;
 use axum::routing::get;
 use pointsman_service::SelectionService;
 use prometheus_client::registry::Registry;
+use tokio_util::sync::CancellationToken;
 
-pub(crate) use server::{Server, ServerError};
+pub(crate) use server::Server;
 
 /// What the pages tell about.
 #[derive(Clone)]
 struct Shown {
     service: SelectionService,
     registry: Arc<Registry>,
+    /// Cancelled when the program was told to stop.
+    stopping: CancellationToken,
 }
 
 /// The pages; one `GET` route each.
-pub(crate) fn router(service: SelectionService, registry: Arc<Registry>) -> Router {
+pub(crate) fn router(
+    service: SelectionService,
+    registry: Arc<Registry>,
+    stopping: CancellationToken,
+) -> Router {
     Router::new()
         .route("/", get(pages::index))
         .route("/metrics", get(pages::metrics))
@@ -33,5 +40,9 @@ pub(crate) fn router(service: SelectionService, registry: Arc<Registry>) -> Rout
         .route("/events/applied", get(pages::events_applied))
         .fallback(pages::not_found)
         .method_not_allowed_fallback(pages::method_not_allowed)
-        .with_state(Shown { service, registry })
+        .with_state(Shown {
+            service,
+            registry,
+            stopping,
+        })
 }

@@ -1,11 +1,11 @@
 //! One function per admin page; they read the service and never change it.
 
 use axum::Json;
-use axum::extract::{Query, State};
+use axum::extract::{RawQuery, State};
 use axum::http::{StatusCode, header};
 use axum::response::{Html, IntoResponse, Response};
 use pointsman_service::WorkerRecord;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use serde_json::json;
 
 use super::Shown;
@@ -53,7 +53,7 @@ pub(super) async fn health() -> Response {
 }
 
 #[derive(Serialize)]
-struct Ready {
+struct Readiness {
     ready: bool,
     schedulable_workers: usize,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -64,7 +64,10 @@ struct Ready {
 pub(super) async fn ready(State(shown): State<Shown>) -> Response {
     let state = *shown.service.state().borrow();
     let causes = [
-        (state.stopping, "the picker is shutting down"),
+        (
+            state.stopping || shown.stopping.is_cancelled(),
+            "the picker is shutting down",
+        ),
         (
             !state.source_read,
             "the worker source has not been read yet",
@@ -80,7 +83,7 @@ pub(super) async fn ready(State(shown): State<Shown>) -> Response {
     } else {
         StatusCode::SERVICE_UNAVAILABLE
     };
-    let body = Ready {
+    let body = Readiness {
         ready: reasons.is_empty(),
         schedulable_workers: state.schedulable,
         reasons,
@@ -90,13 +93,27 @@ pub(super) async fn ready(State(shown): State<Shown>) -> Response {
 }
 
 /// Which partitions a page is about; all where nothing is said.
-#[derive(Deserialize)]
-pub(super) struct Wanted {
+#[derive(Default)]
+struct Wanted {
     model_name: Option<String>,
     routing_group: Option<String>,
 }
 
 impl Wanted {
+    /// Reads `model_name` and `routing_group`; other names mean nothing here.
+    fn from_query(query: Option<&str>) -> Self {
+        let mut wanted = Self::default();
+        let pairs = query.unwrap_or_default().split('&');
+        for (name, value) in pairs.filter_map(|pair| pair.split_once('=')) {
+            match name {
+                "model_name" => wanted.model_name = Some(decoded(value)),
+                "routing_group" => wanted.routing_group = Some(decoded(value)),
+                _ => {}
+            }
+        }
+        wanted
+    }
+
     fn holds(&self, model_name: &str, routing_group: &str) -> bool {
         let is =
             |wanted: &Option<String>, name| wanted.as_deref().is_none_or(|wanted| wanted == name);
@@ -104,7 +121,29 @@ impl Wanted {
     }
 }
 
-pub(super) async fn workers(State(shown): State<Shown>, Query(wanted): Query<Wanted>) -> Response {
+/// A value of a query, without its escapes; a broken escape stands for itself.
+fn decoded(value: &str) -> String {
+    let mut bytes = Vec::with_capacity(value.len());
+    let mut rest = value.as_bytes();
+    while let [byte, tail @ ..] = rest {
+        rest = tail;
+        let escaped = tail
+            .get(..2)
+            .and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok());
+        match (byte, escaped) {
+            (b'%', Some(code)) => {
+                bytes.push(code);
+                rest = &tail[2..];
+            }
+            (b'+', _) => bytes.push(b' '),
+            _ => bytes.push(*byte),
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+pub(super) async fn workers(State(shown): State<Shown>, RawQuery(query): RawQuery) -> Response {
+    let wanted = Wanted::from_query(query.as_deref());
     let records: Vec<WorkerRecord> = shown
         .service
         .workers()
@@ -135,7 +174,8 @@ struct RankLoad {
     active_requests: u64,
 }
 
-pub(super) async fn loads(State(shown): State<Shown>, Query(wanted): Query<Wanted>) -> Response {
+pub(super) async fn loads(State(shown): State<Shown>, RawQuery(query): RawQuery) -> Response {
+    let wanted = Wanted::from_query(query.as_deref());
     let partitions: Vec<PartitionLoads> = shown
         .service
         .loads()
@@ -209,4 +249,20 @@ fn refuse(refusal: &Refusal) -> Response {
     let status = StatusCode::from_u16(refusal.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let json = [(header::CONTENT_TYPE, "application/json")];
     (status, json, refusal.json()).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::decoded;
+
+    #[test]
+    fn escapes_of_a_query_are_undone_and_broken_ones_left() {
+        let check = |value: &str, expected: &str| assert_eq!(decoded(value), expected, "{value}");
+        check("meta-llama%2FLlama-3", "meta-llama/Llama-3");
+        check("a+b%20c", "a b c");
+        check("100%", "100%");
+        check("%zz%4", "%zz%4");
+        check("%C3%A9", "\u{e9}");
+        check("", "");
+    }
 }

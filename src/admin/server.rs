@@ -19,7 +19,7 @@ const MAX_CONNECTIONS: usize = 128;
 /// Longest wait for the head of a request.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longest life of a connection: pages are small, and whoever wants more connects again.
-const CONNECTION_LIFE: Duration = Duration::from_secs(300);
+const CONNECTION_LIFE: Duration = Duration::from_mins(5);
 /// Rest after a failure to accept, which is most often a lack of file descriptors.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
@@ -94,8 +94,7 @@ async fn serve_connection(stream: TcpStream, router: Router) {
         .timer(TokioTimer::new())
         .header_read_timeout(HEADER_TIMEOUT);
     let serving = server.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
-    match tokio::time::timeout(CONNECTION_LIFE, serving).await {
-        Ok(Err(error)) => debug!(error, "admin connection lost"),
-        Ok(Ok(())) | Err(_) => {}
+    if let Ok(Err(error)) = tokio::time::timeout(CONNECTION_LIFE, serving).await {
+        debug!(error, "admin connection lost");
     }
 }

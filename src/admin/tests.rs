@@ -18,6 +18,7 @@ use crate::telemetry;
 struct Pages {
     service: SelectionService,
     address: SocketAddr,
+    stopping: CancellationToken,
     stop: CancellationToken,
 }
 
@@ -47,11 +48,14 @@ impl Pages {
         let server = Server::bind(address).await.unwrap();
         let address = server.address();
         let stop = CancellationToken::new();
-        let pages = router(service.clone(), Arc::new(telemetry::registry()));
+        let stopping = CancellationToken::new();
+        let registry = Arc::new(telemetry::registry());
+        let pages = router(service.clone(), registry, stopping.clone());
         tokio::spawn(server.serve(pages, stop.clone()));
         Self {
             service,
             address,
+            stopping,
             stop,
         }
     }
@@ -111,6 +115,19 @@ async fn ready_says_why_not_until_a_worker_is_schedulable() {
 }
 
 #[tokio::test]
+async fn ready_says_so_as_soon_as_it_is_told_to_stop() {
+    let pages = Pages::serve().await;
+    pages.service.replace_workers(vec![worker(7, "a")]).unwrap();
+    pages.stopping.cancel();
+    let answer = pages.get("/ready").await;
+    assert_eq!(answer.status, 503);
+    assert_eq!(
+        answer.json()["reasons"],
+        json!(["the picker is shutting down"])
+    );
+}
+
+#[tokio::test]
 async fn a_worker_that_cannot_serve_is_listed_with_its_reasons() {
     let pages = Pages::serve().await;
     let incomplete = WorkerRegistration::new(9);
@@ -129,18 +146,21 @@ async fn a_worker_that_cannot_serve_is_listed_with_its_reasons() {
 #[tokio::test]
 async fn workers_and_loads_can_be_narrowed_to_a_model() {
     let pages = Pages::serve().await;
-    let both = vec![worker(1, "a"), worker(2, "b")];
+    let both = vec![worker(1, "a"), worker(2, "org/b")];
     pages.service.replace_workers(both).unwrap();
     for page in ["/workers", "/loads"] {
         let all = pages.get(page).await.json();
         assert_eq!(all.as_array().unwrap().len(), 2, "{page}: {all}");
-        let one = pages.get(&format!("{page}?model_name=b")).await.json();
+        let one = pages
+            .get(&format!("{page}?model_name=org%2Fb"))
+            .await
+            .json();
         assert_eq!(one.as_array().unwrap().len(), 1, "{page}: {one}");
-        assert_eq!(one[0]["model_name"], json!("b"));
+        assert_eq!(one[0]["model_name"], json!("org/b"));
         let none = pages.get(&format!("{page}?routing_group=x")).await.json();
         assert_eq!(none, json!([]), "{page}");
     }
-    let loads = pages.get("/loads?model_name=b").await.json();
+    let loads = pages.get("/loads?model_name=org%2Fb").await.json();
     assert_eq!(
         loads[0]["loads"][0],
         json!({

@@ -27,8 +27,8 @@ router:
   temperature: 0.1
 ```
 
-Names that begin with `POINTSMAN_LAB_`, `POINTSMAN_TEST_`, `POINTSMAN_CACHE` or `POINTSMAN_ENVOY` belong to the tests and
-tools of this project and are not looked at; nor are the variables that Kubernetes makes of a Service's name.
+Names that begin with `POINTSMAN_LAB_`, `POINTSMAN_TEST_`, `POINTSMAN_BIN`, `POINTSMAN_CACHE` or `POINTSMAN_ENVOY` belong
+to the tests and tools of this project and are not looked at; nor are the variables that Kubernetes makes of a Service's name.
 ";
 
 /// The table as `docs/configuration.md`.

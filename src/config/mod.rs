@@ -14,7 +14,6 @@ mod tests;
 mod value;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -27,6 +26,7 @@ use reader::Values;
 use value::Port;
 
 use crate::ext_proc;
+use crate::picker;
 use crate::serve;
 use crate::telemetry;
 use crate::tokenize::{ContentFormat, Engine, TokenizeConfig};
@@ -36,7 +36,7 @@ use crate::tokenize::{ContentFormat, Engine, TokenizeConfig};
 pub(crate) struct Settings {
     pub(crate) model_name: Option<String>,
     /// For workers that state none.
-    pub(crate) block_size: Option<NonZeroU32>,
+    pub(crate) block_size: u32,
     pub(crate) workers_file: Option<PathBuf>,
     pub(crate) policy_file: Option<PathBuf>,
     pub(crate) router: KvRouterConfig,
@@ -47,7 +47,7 @@ pub(crate) struct Settings {
     /// Longest wait for open exchanges, after the propagation of a stop.
     pub(crate) drain: Duration,
     pub(crate) log: telemetry::Config,
-    pub(crate) debug_headers: bool,
+    pub(crate) picker: picker::Config,
     /// Published names that were set and have no effect so far.
     pub(crate) ignored: Vec<String>,
 }
@@ -72,9 +72,7 @@ impl Settings {
         let (serve, admin) = serve(&mut values);
         let settings = Self {
             model_name: values.text("DYN_MODEL_NAME"),
-            block_size: values
-                .count("DYN_KV_CACHE_BLOCK_SIZE")
-                .and_then(|size| NonZeroU32::new(u32::try_from(size).ok()?)),
+            block_size: u32::try_from(values.size("DYN_KV_CACHE_BLOCK_SIZE")).unwrap_or(u32::MAX),
             workers_file: values.path("POINTSMAN_WORKERS_FILE"),
             policy_file: values.path("DYN_ROUTER_POLICY_CONFIG"),
             router: router(&mut values),
@@ -89,7 +87,9 @@ impl Settings {
                 filter: values.text("POINTSMAN_LOG").unwrap_or_default(),
                 json: values.text("POINTSMAN_LOG_FORMAT").as_deref() == Some("json"),
             },
-            debug_headers: values.bool("POINTSMAN_DEBUG_HEADERS"),
+            picker: picker::Config {
+                debug_headers: values.bool("POINTSMAN_DEBUG_HEADERS"),
+            },
             ignored: std::mem::take(&mut values.ignored),
         };
         (settings, values.mistakes)

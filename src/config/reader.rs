@@ -13,7 +13,8 @@ use super::value::{self, Port, Value};
 
 const OURS: &str = "POINTSMAN_";
 /// Beginnings of names that the project's tests and tools read.
-const OTHER_PROGRAMS: [&str; 4] = [
+const OTHER_PROGRAMS: [&str; 5] = [
+    "POINTSMAN_BIN",
     "POINTSMAN_LAB_",
     "POINTSMAN_TEST_",
     "POINTSMAN_CACHE",
@@ -66,7 +67,7 @@ pub(super) struct Found {
 /// The parsed settings, by variable name.
 #[derive(Default)]
 pub(super) struct Values {
-    values: HashMap<&'static str, Value>,
+    parsed: HashMap<&'static str, Value>,
     origins: HashMap<&'static str, String>,
     pub(super) ignored: Vec<String>,
     pub(super) mistakes: Vec<SettingError>,
@@ -122,7 +123,7 @@ impl Values {
             table::settings().any(|setting| setting.variable == variable),
             "{variable} is not in the table"
         );
-        self.values.get(variable)
+        self.parsed.get(variable)
     }
 
     pub(super) fn is_set(&self, variable: &'static str) -> bool {
@@ -230,7 +231,7 @@ impl Values {
                 problem: format!("not supported yet; leave it {only}"),
             });
         }
-        self.values.insert(setting.variable, value);
+        self.parsed.insert(setting.variable, value);
         self.origins.insert(setting.variable, found.setting.clone());
     }
 
@@ -238,7 +239,7 @@ impl Values {
         if let Ok(value) = value::parse(setting.kind, setting.default)
             && !setting.default.is_empty()
         {
-            self.values.insert(setting.variable, value);
+            self.parsed.insert(setting.variable, value);
         }
     }
 
@@ -258,7 +259,7 @@ impl Values {
             }
             let problem = match nearest(name, known.iter().copied()) {
                 Some(meant) => format!("no such setting; did you mean {meant}?"),
-                None => "no such setting; `pointsman settings` lists them all".to_owned(),
+                None => "no such setting; the subcommand `settings` lists them all".to_owned(),
             };
             self.mistakes.push(SettingError {
                 setting: name.clone(),

@@ -95,7 +95,7 @@ fn unknown_key(key: &str) -> String {
     let moved = keys().find(|known| leaf(known) == leaf(key));
     match nearest(key, keys()).or(moved) {
         Some(meant) => format!("no such key; did you mean {meant}?"),
-        None => "no such key; `pointsman settings` lists them all".to_owned(),
+        None => "no such key; the subcommand `settings` lists them all".to_owned(),
     }
 }
 

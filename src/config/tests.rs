@@ -48,17 +48,17 @@ fn nothing_set_is_the_published_default() {
     assert_eq!(settings.serve.ext_proc, SocketAddr::from(([0; 4], 9002)));
     assert_eq!(settings.serve.health, SocketAddr::from(([0; 4], 9003)));
     assert_eq!(settings.admin, Some(SocketAddr::from(([0; 4], 9090))));
-    assert!(settings.serve.security == Security::SelfSigned && !settings.debug_headers);
+    assert!(settings.serve.security == Security::SelfSigned && !settings.picker.debug_headers);
     assert_eq!(settings.serve.limits.exchanges, 1024);
     assert_eq!(settings.serve.limits.body_bytes, 32 << 20);
-    assert_eq!(settings.serve.limits.body_idle, Duration::from_secs(60));
+    assert_eq!(settings.serve.limits.body_idle, Duration::from_mins(1));
     assert_eq!(
         settings.serve.limits.response_silence,
-        Duration::from_secs(1800)
+        Duration::from_mins(30)
     );
     assert_eq!(settings.serve.propagation, Duration::from_secs(5));
     assert_eq!(settings.tokenizer.tokenize.deadline, Duration::from_secs(5));
-    assert_eq!(settings.block_size, None);
+    assert_eq!(settings.block_size, 16);
     assert_eq!(settings.model_name, None);
     assert!(settings.router.router_track_output_blocks);
     assert!(settings.ignored.is_empty());
@@ -128,7 +128,7 @@ fn every_setting_does_what_its_status_says_from_variable_and_from_file() {
             match (setting.status, result) {
                 _ if ["POINTSMAN_CONFIG", "DYN_EPP_MODE"].contains(&setting.variable) => {}
                 (Status::Used, Ok(settings)) => {
-                    assert_ne!(format!("{settings:?}"), default, "{name}")
+                    assert_ne!(format!("{settings:?}"), default, "{name}");
                 }
                 (Status::Ignored, Ok(settings)) => assert_eq!(settings.ignored, [name]),
                 (Status::NotYet, Err(found)) => {
@@ -192,6 +192,8 @@ fn a_wrong_value_names_its_variable_the_value_and_what_was_expected() {
     );
     check("POINTSMAN_BODY_IDLE_MS", "60s", "whole milliseconds");
     check("POINTSMAN_LOG_FORMAT", "jsn", "did you mean json?");
+    check("POINTSMAN_LOG", "inof", "a log filter");
+    check("POINTSMAN_LOG", "info,pointsman=lots", "a log filter");
     check("POINTSMAN_HOST", "localhost", "an IP address");
     check("DYN_EPP_MODE", "dynamo", "there is no runtime mode");
     check("DYN_EPP_MODE", "standalon", "did you mean standalone?");
@@ -225,6 +227,15 @@ fn booleans_share_one_vocabulary() {
     for text in ["0", "False", "off", "NO"] {
         check(text, false);
     }
+}
+
+#[test]
+fn a_log_filter_may_name_modules() {
+    let filter = "warn,pointsman=debug";
+    assert_eq!(
+        read(&[("POINTSMAN_LOG", filter)]).unwrap().log.filter,
+        filter
+    );
 }
 
 #[test]
@@ -474,7 +485,8 @@ fn a_policy_file_with_an_unknown_key_is_refused_by_that_key() {
 
 #[test]
 fn the_configuration_page_is_printed_from_the_table() {
-    let page = include_str!("../../docs/configuration.md");
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/configuration.md");
+    let page = std::fs::read_to_string(path).unwrap();
     assert!(
         page == super::markdown(),
         "docs/configuration.md is stale: cargo run -- settings --markdown > docs/configuration.md"

@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
 
 use super::table::Kind;
 
@@ -49,9 +50,7 @@ pub(super) fn parse(kind: Kind, text: &str) -> Result<Value, String> {
             .find(|word| word.eq_ignore_ascii_case(text))
             .map(|word| Value::Text((*word).to_owned())),
         Kind::Text | Kind::Path => Some(Value::Text(text.to_owned())),
-        Kind::LogFilter => EnvFilter::try_new(text)
-            .ok()
-            .map(|_| Value::Text(text.to_owned())),
+        Kind::LogFilter => is_log_filter(text).then(|| Value::Text(text.to_owned())),
     };
     value.ok_or_else(|| expected(kind))
 }
@@ -114,4 +113,11 @@ fn bytes(text: &str) -> Option<u64> {
     count
         .checked_mul(unit)
         .filter(|bytes| usize::try_from(*bytes).is_ok())
+}
+
+/// A word alone must be a level: a misspelt one would otherwise name a module, and silence all others.
+fn is_log_filter(text: &str) -> bool {
+    let mut parts = text.split(',').map(str::trim);
+    parts.all(|part| part.contains('=') || part.parse::<LevelFilter>().is_ok())
+        && EnvFilter::try_new(text).is_ok()
 }

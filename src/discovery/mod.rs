@@ -4,4 +4,4 @@ mod file;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use file::{FileSource, FileSourceError, Metrics};
+pub(crate) use file::{FileSource, Metrics};

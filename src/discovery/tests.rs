@@ -7,7 +7,8 @@ use std::path::Path;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::{FileSource, FileSourceError, Metrics};
+use super::file::FileSourceError;
+use super::{FileSource, Metrics};
 use crate::config::scratch::Scratch;
 
 /// What `apply` was given: the text, and whether it was taken.

@@ -34,7 +34,7 @@ impl fmt::Display for Refused {
         for mistake in &self.0 {
             writeln!(f, "  - {}", mistake.replace('\n', "\n    "))?;
         }
-        f.write_str("next: `pointsman settings` lists what can be set, `pointsman check` looks again without starting")
+        f.write_str("next: the subcommand `settings` lists what can be set, `check` looks again without starting")
     }
 }
 
@@ -68,26 +68,17 @@ impl Plan {
     }
 
     /// The policy that chooses, as a person would name it.
-    pub(super) fn policy_name(&self) -> String {
+    fn policy_name(&self) -> String {
         match (&self.policy.instance, &self.policy.policy_type) {
             (Some(instance), Some(policy_type)) => format!("{instance} (type {policy_type})"),
             _ => "built-in".to_owned(),
         }
     }
 
-    /// What was set and has no effect.
-    pub(super) fn warnings(&self) -> Vec<String> {
-        let mut warnings: Vec<String> = self
-            .policy
-            .warnings
-            .iter()
-            .map(ToString::to_string)
-            .collect();
-        if !self.settings.ignored.is_empty() {
-            let names = self.settings.ignored.join(", ");
-            warnings.push(format!("these settings have no effect yet: {names}"));
-        }
-        warnings
+    /// Names that were set and have no effect yet.
+    pub(super) fn ignored_names(&self) -> Option<String> {
+        let names = &self.settings.ignored;
+        (!names.is_empty()).then(|| names.join(", "))
     }
 }
 
@@ -119,8 +110,11 @@ impl fmt::Display for Plan {
             Some(address) => writeln!(f, "  admin      http://{address}")?,
             None => writeln!(f, "  admin      off")?,
         }
-        for warning in self.warnings() {
+        for warning in &self.policy.warnings {
             writeln!(f, "warning: {warning}")?;
+        }
+        if let Some(names) = self.ignored_names() {
+            writeln!(f, "warning: these settings have no effect yet: {names}")?;
         }
         Ok(())
     }

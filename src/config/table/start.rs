@@ -45,7 +45,7 @@ pub(super) const WORKERS: &[Setting] = &[
             min: 1,
             max: u32::MAX as u64,
         },
-        "",
+        "16",
         "KV-cache block size, in tokens, of workers that state none. It must equal the engine's.",
     ),
 ];
