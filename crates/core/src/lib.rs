@@ -20,7 +20,11 @@ mod reservation;
 #[cfg(test)]
 mod testing;
 
-pub use partition::{Partition, PartitionConfig, PartitionId, PartitionStats, WorkerEntry};
+pub use load::Charge;
+pub use partition::{
+    Partition, PartitionConfig, PartitionId, PartitionStats, PotentialLoad, PromptOverlap,
+    RankOverlap, WorkerEntry,
+};
 pub use ranks::RankSlot;
 pub use reservation::{Reservation, ReservationId};
 pub use selection::{

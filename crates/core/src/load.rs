@@ -29,13 +29,14 @@ pub(crate) struct ChargeKey {
 }
 
 /// What one request costs the rank that serves it.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Charge {
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Charge {
     /// Blocks shared with other requests of the same hashes.
-    pub(crate) sequence_hashes: Arc<[SequenceHash]>,
+    pub sequence_hashes: Arc<[SequenceHash]>,
     /// Blocks that nobody shares.
-    pub(crate) private_blocks: u64,
-    pub(crate) prefill_tokens: u64,
+    pub private_blocks: u64,
+    /// Prompt tokens left to compute; 0 where prefill is not tracked.
+    pub prefill_tokens: u64,
 }
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]

@@ -9,6 +9,7 @@ use pointsman_plugin::{
 };
 
 use crate::hash::{BlockHash, SequenceHash};
+use crate::load::Charge;
 use crate::record::DecisionRecord;
 use crate::reservation::Reservation;
 
@@ -111,6 +112,21 @@ pub struct Selection {
     pub private_blocks: u64,
     pub cost: f64,
     pub record: Option<Box<DecisionRecord>>,
+}
+
+impl Selection {
+    /// What the picked rank is charged with when this selection is reserved.
+    pub fn charge(&self) -> Charge {
+        Charge {
+            sequence_hashes: Arc::clone(&self.sequence_hashes),
+            private_blocks: self.private_blocks,
+            prefill_tokens: if self.track_prefill_tokens {
+                self.effective_prefill_tokens
+            } else {
+                0
+            },
+        }
+    }
 }
 
 /// A decision and the load it holds.

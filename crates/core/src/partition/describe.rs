@@ -27,7 +27,7 @@ pub(super) struct Hashed {
     pub(super) sequence_hashes: Arc<[SequenceHash]>,
     /// Blocks that count for this request alone.
     pub(super) private_blocks: u64,
-    isl_tokens: u64,
+    pub(super) isl_tokens: u64,
 }
 
 /// The rows of one selection and all that is known of them.
@@ -212,7 +212,7 @@ impl Rows<'_> {
         }));
     }
 
-    fn iter(&self) -> impl Iterator<Item = (usize, Load)> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = (usize, Load)> {
         let rows = self.scratch.rows.iter().copied();
         rows.zip(self.scratch.loads.iter().copied())
     }
@@ -242,7 +242,7 @@ impl Rows<'_> {
 
     /// Active blocks of a row's rank if the request came: leading blocks that others have active
     /// there are not counted again.
-    fn potential_blocks(&self, row: usize, load: Load) -> u64 {
+    pub(super) fn potential_blocks(&self, row: usize, load: Load) -> u64 {
         let slot = self.table.rows()[row].load_slot;
         let shared = u64::from(self.scratch.active.blocks(slot));
         length(&self.hashed.sequence_hashes)

@@ -10,6 +10,8 @@
 //! and the policy host expects the worst of a policy anyway.
 
 mod describe;
+mod explicit;
+mod inspect;
 mod select;
 pub(crate) mod workers;
 
@@ -30,6 +32,7 @@ use crate::policy::{Blueprint, PolicyHost};
 use crate::ranks::RankSlot;
 use crate::selection::RankLoad;
 
+pub use inspect::{PotentialLoad, PromptOverlap, RankOverlap};
 pub use workers::WorkerEntry;
 
 use workers::{Slots, WorkerTable, ordered};

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Instant;
 
-use pointsman_plugin::PolicyTrace;
+use pointsman_plugin::{PolicyTrace, WorkerWithDpRank};
 
 use super::describe::{Hashed, Pick, Rows};
 use super::workers::{Row, WorkerTable};
@@ -20,7 +20,7 @@ const ATTEMPTS: usize = 3;
 
 thread_local! {
     /// Taken for a selection and put back after it, so that nothing is borrowed while user code runs.
-    static SCRATCH: Cell<Option<Box<Scratch>>> = const { Cell::new(None) };
+    pub(super) static SCRATCH: Cell<Option<Box<Scratch>>> = const { Cell::new(None) };
 }
 
 /// What a selection works in, kept for its capacity.
@@ -122,14 +122,14 @@ impl Partition {
         Ok((selected, key))
     }
 
-    fn look_up(&self, hashed: &Hashed, overlaps: &mut Overlaps) -> Arc<WorkerTable> {
+    pub(super) fn look_up(&self, hashed: &Hashed, overlaps: &mut Overlaps) -> Arc<WorkerTable> {
         let indexed = self.read_index();
         indexed.kv.overlap_into(&hashed.lookup, overlaps);
         Arc::clone(&indexed.table)
     }
 
     /// Reads the load of each row; rows whose rank has left since the table was made are dropped.
-    fn read_loads(
+    pub(super) fn read_loads(
         &self,
         table: &WorkerTable,
         hashed: &Hashed,
@@ -166,17 +166,17 @@ impl Partition {
     }
 
     fn charge(&self, selected: &Selection, id: &ReservationId) -> Result<ChargeKey, SelectError> {
-        let charge = Charge {
-            sequence_hashes: Arc::clone(&selected.sequence_hashes),
-            private_blocks: selected.private_blocks,
-            prefill_tokens: if selected.track_prefill_tokens {
-                selected.effective_prefill_tokens
-            } else {
-                0
-            },
-        };
+        self.charge_rank(selected.worker, selected.charge(), id)
+    }
+
+    pub(super) fn charge_rank(
+        &self,
+        worker: WorkerWithDpRank,
+        charge: Charge,
+        id: &ReservationId,
+    ) -> Result<ChargeKey, SelectError> {
         lock(&self.load)
-            .reserve(selected.worker, id.shared(), charge)
+            .reserve(worker, id.shared(), charge)
             .map_err(|error| match error {
                 ChargeError::Duplicate => duplicate(id),
                 ChargeError::Gone => SelectError::WorkerGone,
@@ -185,7 +185,7 @@ impl Partition {
 }
 
 /// Refuses what would make a policy compute nonsense.
-fn check(request: &SelectionRequest) -> Result<(), SelectError> {
+pub(super) fn check(request: &SelectionRequest) -> Result<(), SelectError> {
     if let Prompt::Hashes {
         block_hashes,
         sequence_hashes,

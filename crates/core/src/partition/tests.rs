@@ -1,5 +1,6 @@
 //! What a partition decides and charges, fact by fact; races and random histories are in `storm`.
 
+mod explicit;
 mod storm;
 
 use std::collections::BTreeSet;

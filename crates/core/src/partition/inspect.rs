@@ -1,0 +1,102 @@
+//! Answers what is known of a prompt on every rank, without choosing one; it charges nothing and asks no policy.
+
+use pointsman_plugin::WorkerWithDpRank;
+
+use super::Partition;
+use super::describe::Rows;
+use super::select::{SCRATCH, check};
+use crate::selection::{SelectError, SelectionRequest};
+
+/// What would be charged to a rank if it served the prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PotentialLoad {
+    pub worker: WorkerWithDpRank,
+    /// Active prefill with what the prompt would add, its cached part taken off.
+    pub prefill_tokens: u64,
+    /// Active blocks with the prompt's, those that are active already counted once.
+    pub decode_blocks: u64,
+    /// Active requests, this one not counted.
+    pub active_requests: u64,
+}
+
+/// What of a prompt is cached where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PromptOverlap {
+    pub block_size: u32,
+    /// Complete blocks of the prompt.
+    pub blocks: u64,
+    /// Every rank, by worker and rank.
+    pub ranks: Vec<RankOverlap>,
+}
+
+/// How many leading blocks of a prompt one rank holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RankOverlap {
+    pub worker: WorkerWithDpRank,
+    pub device_blocks: u64,
+}
+
+impl Partition {
+    /// The load of every rank as it would be with the prompt of `request` on it.
+    pub fn potential_loads(
+        &self,
+        request: &SelectionRequest,
+    ) -> Result<Vec<PotentialLoad>, SelectError> {
+        check(request)?;
+        let hashed = self.hash(request);
+        let mut scratch = SCRATCH.take().unwrap_or_default();
+        let table = self.look_up(&hashed, &mut scratch.overlaps);
+        scratch.rows.clear();
+        scratch.rows.extend(0..table.rows().len());
+        let tracked = request.overrides.tracks_prefill_tokens(&self.router);
+        let block_size = u64::from(self.layout.block_size.get());
+        // With no rank left there is nothing to list, which is an answer here.
+        let listed = self.read_loads(&table, &hashed, None, &mut scratch).is_ok();
+        let rows = Rows {
+            table: &table,
+            request,
+            hashed: &hashed,
+            scratch: &scratch,
+        };
+        let potential = |(row, load): (usize, crate::load::Load)| {
+            let of = table.rows()[row];
+            let cached = u64::from(scratch.overlaps.blocks(of.index_slot));
+            let uncached = hashed
+                .isl_tokens
+                .saturating_sub(cached.saturating_mul(block_size));
+            let added = if tracked { uncached } else { 0 };
+            PotentialLoad {
+                worker: of.worker,
+                prefill_tokens: load.prefill_tokens.saturating_add(added),
+                decode_blocks: rows.potential_blocks(row, load),
+                active_requests: load.requests,
+            }
+        };
+        let loads = if listed {
+            rows.iter().map(potential).collect()
+        } else {
+            Vec::new()
+        };
+        SCRATCH.set(Some(scratch));
+        Ok(loads)
+    }
+
+    /// How much of the prompt of `request` each rank has cached.
+    pub fn overlaps(&self, request: &SelectionRequest) -> Result<PromptOverlap, SelectError> {
+        check(request)?;
+        let hashed = self.hash(request);
+        let mut scratch = SCRATCH.take().unwrap_or_default();
+        let table = self.look_up(&hashed, &mut scratch.overlaps);
+        let ranks = table.rows().iter().map(|row| RankOverlap {
+            worker: row.worker,
+            device_blocks: u64::from(scratch.overlaps.blocks(row.index_slot)),
+        });
+        let ranks = ranks.collect();
+        SCRATCH.set(Some(scratch));
+        Ok(PromptOverlap {
+            block_size: self.layout.block_size.get(),
+            blocks: hashed.lookup.len().try_into().unwrap_or(u64::MAX),
+            ranks,
+        })
+    }
+}
