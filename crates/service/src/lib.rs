@@ -1,6 +1,6 @@
 //! Selection as a service: worker catalog, KV-event subscribers, selection and reservation.
 //!
-//! It owns every task, socket and clock of the decision; it knows nothing of Envoy, OpenAI bodies or
+//! It owns every task, socket and clock of the decision; it knows nothing of Envoy, chat bodies or
 //! Kubernetes, and leaves the choice itself to `pointsman-core`.
 
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::panic))]

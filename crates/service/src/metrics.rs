@@ -137,40 +137,7 @@ impl SelectionMetrics {
 
 impl EventMetrics {
     fn register(&self, registry: &mut Registry) {
-        let counters = [
-            (
-                "kv_event_batches",
-                "Batches of KV events applied",
-                &self.batches,
-            ),
-            (
-                "kv_event_replayed_batches",
-                "Batches applied from a replay",
-                &self.replayed_batches,
-            ),
-            (
-                "kv_event_bad_batches",
-                "Batches dropped because they do not decode",
-                &self.bad_batches,
-            ),
-            (
-                "kv_event_bad_frames",
-                "Messages dropped for their frames",
-                &self.bad_frames,
-            ),
-            (
-                "kv_event_duplicates",
-                "Batches that came again",
-                &self.duplicates,
-            ),
-            ("kv_event_gaps", "Gaps seen in event streams", &self.gaps),
-            (
-                "kv_event_connection_failures",
-                "Connections to event publishers that failed or broke",
-                &self.connection_failures,
-            ),
-        ];
-        for (name, help, counter) in counters {
+        for (name, help, counter) in self.counters() {
             registry.register(name, help, counter.clone());
         }
         registry.register(
@@ -203,6 +170,42 @@ impl EventMetrics {
             "Replays by outcome",
             self.replays.clone(),
         );
+    }
+
+    fn counters(&self) -> [(&'static str, &'static str, &Counter); 7] {
+        [
+            (
+                "kv_event_batches",
+                "Batches of KV events applied",
+                &self.batches,
+            ),
+            (
+                "kv_event_replayed_batches",
+                "Batches applied from a replay",
+                &self.replayed_batches,
+            ),
+            (
+                "kv_event_bad_batches",
+                "Batches dropped because they do not decode",
+                &self.bad_batches,
+            ),
+            (
+                "kv_event_bad_frames",
+                "Messages dropped for their frames",
+                &self.bad_frames,
+            ),
+            (
+                "kv_event_duplicates",
+                "Batches that came again",
+                &self.duplicates,
+            ),
+            ("kv_event_gaps", "Gaps seen in event streams", &self.gaps),
+            (
+                "kv_event_connection_failures",
+                "Connections to event publishers that failed or broke",
+                &self.connection_failures,
+            ),
+        ]
     }
 
     pub(crate) fn count_applied(&self, kind: EventKind) {
@@ -249,15 +252,6 @@ impl EventMetrics {
         self.skipped
             .get_or_create(&SkipLabels {
                 reason: Name(reason.as_str()),
-            })
-            .get()
-    }
-
-    #[cfg(test)]
-    pub(crate) fn clears(&self, cause: ClearCause) -> u64 {
-        self.clears
-            .get_or_create(&ClearLabels {
-                cause: Name(cause.as_str()),
             })
             .get()
     }

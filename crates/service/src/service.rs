@@ -20,8 +20,8 @@ use tracing::{info, warn};
 use crate::error::{SelectionServiceError, UnknownModel};
 use crate::metrics::SelectionMetrics;
 use crate::workers::{
-    Catalog, EndpointTable, Lifecycle, MAX_DATA_PARALLEL_SIZE, Snapshot, WorkerRecord,
-    WorkerRegistration,
+    Catalog, EndpointTable, Lifecycle, MAX_DATA_PARALLEL_SIZE, PublishedWorker, Snapshot,
+    WorkerRecord, WorkerRegistration,
 };
 
 /// Longest reservation id that is taken, in bytes.
@@ -160,7 +160,7 @@ impl SelectionService {
             .load()
             .workers
             .values()
-            .map(|worker| worker.record())
+            .map(PublishedWorker::record)
             .collect()
     }
 
@@ -169,7 +169,7 @@ impl SelectionService {
         snapshot
             .workers
             .get(&worker_id)
-            .map(|worker| worker.record())
+            .map(PublishedWorker::record)
     }
 
     /// The schedulable workers and their addresses as of now.
@@ -390,20 +390,17 @@ fn located(selection: Selection, snapshot: &Snapshot) -> Result<Selected, Select
 
 fn log_changes(before: &Snapshot, after: &Snapshot) {
     for (worker_id, worker) in &after.workers {
-        let record = worker.record();
-        let known = before.workers.get(worker_id).map(|worker| worker.record());
-        if known.is_some_and(|known| known.lifecycle == record.lifecycle) {
+        let known = before.workers.get(worker_id);
+        if known.is_some_and(|known| known.lifecycle == worker.lifecycle) {
             continue;
         }
-        let (lifecycle, reasons) = (record.lifecycle, record.not_schedulable_reasons.join("; "));
+        let (lifecycle, reasons) = (worker.lifecycle, worker.reasons.join("; "));
         info!(worker_id, %lifecycle, reasons, "worker registered");
     }
-    for worker_id in before
-        .workers
-        .keys()
-        .filter(|id| !after.workers.contains_key(id))
-    {
-        info!(worker_id, "worker removed");
+    for worker_id in before.workers.keys() {
+        if !after.workers.contains_key(worker_id) {
+            info!(worker_id, "worker removed");
+        }
     }
 }
 

@@ -92,11 +92,10 @@ impl<'a> Cursor<'a> {
             Marker::U8 => u64::from(self.array_of::<1>()?[0]),
             Marker::U16 => u64::from(self.be_u16()?),
             Marker::U32 => u64::from(self.be_u32()?),
-            Marker::U64 => u64::from_be_bytes(self.array_of()?),
+            Marker::U64 | Marker::I64 => u64::from_be_bytes(self.array_of()?),
             Marker::I8 => i64::from(i8::from_be_bytes(self.array_of()?)).cast_unsigned(),
             Marker::I16 => i64::from(i16::from_be_bytes(self.array_of()?)).cast_unsigned(),
             Marker::I32 => i64::from(i32::from_be_bytes(self.array_of()?)).cast_unsigned(),
-            Marker::I64 => u64::from_be_bytes(self.array_of()?),
             _ => return Err(unexpected("an integer", start)),
         })
     }
@@ -171,7 +170,7 @@ impl<'a> Cursor<'a> {
             Marker::FixPos(_) | Marker::FixNeg(_) | Marker::Null | Marker::True | Marker::False => {
             }
             Marker::U8 | Marker::I8 => self.advance(1)?,
-            Marker::U16 | Marker::I16 => self.advance(2)?,
+            Marker::U16 | Marker::I16 | Marker::FixExt1 => self.advance(2)?,
             Marker::U32 | Marker::I32 | Marker::F32 => self.advance(4)?,
             Marker::U64 | Marker::I64 | Marker::F64 => self.advance(8)?,
             Marker::FixStr(length) => self.advance(usize::from(length))?,
@@ -187,7 +186,6 @@ impl<'a> Cursor<'a> {
                 let length = self.be_u32()?;
                 self.take(length)?;
             }
-            Marker::FixExt1 => self.advance(2)?,
             Marker::FixExt2 => self.advance(3)?,
             Marker::FixExt4 => self.advance(5)?,
             Marker::FixExt8 => self.advance(9)?,

@@ -128,7 +128,7 @@ impl Ingest {
         }
         for event in batch.events {
             let applied = match event {
-                Event::Stored(stored) => self.store(dp_rank, stored).map(|()| EventKind::Stored),
+                Event::Stored(stored) => self.store(dp_rank, &stored).map(|()| EventKind::Stored),
                 Event::Removed(removed) => {
                     self.remove(dp_rank, removed).map(|()| EventKind::Removed)
                 }
@@ -147,7 +147,7 @@ impl Ingest {
         }
     }
 
-    fn store(&mut self, dp_rank: u32, stored: Stored) -> Result<(), SkipReason> {
+    fn store(&mut self, dp_rank: u32, stored: &Stored) -> Result<(), SkipReason> {
         let worker = self.worker(dp_rank);
         let memory = self.ranks.entry(dp_rank).or_default();
         memory.check_group(stored.group)?;
@@ -166,11 +166,11 @@ impl Ingest {
         if names_a_block_twice(&stored.engine_hashes, stored.parent) {
             return Err(SkipReason::DuplicateHash);
         }
-        let namespace = memory.namespace_of(&stored)?;
+        let namespace = memory.namespace_of(stored)?;
         if stored.readable_blocks < blocks {
             self.metrics.count_skipped(SkipReason::ExtraKeys, 1);
         }
-        let event = stored_event(&stored, self.target.layout, namespace.as_deref());
+        let event = stored_event(stored, self.target.layout, namespace.as_deref());
         let names = &stored.engine_hashes[..stored.readable_blocks.min(blocks)];
         match &namespace {
             Some(namespace) => memory.remember(names, namespace)?,
@@ -274,9 +274,9 @@ impl RankMemory {
     /// The names now mean blocks without a namespace, whatever they meant before.
     fn rename(&mut self, names: &[u64]) {
         if !self.namespaces.is_empty() {
-            names
-                .iter()
-                .for_each(|name| drop(self.namespaces.remove(name)));
+            for name in names {
+                self.namespaces.remove(name);
+            }
         }
     }
 

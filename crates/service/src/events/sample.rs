@@ -62,7 +62,9 @@ impl V {
             Self::Bin(bytes) => encode::write_bin(out, bytes).unwrap(),
             Self::List(values) => {
                 encode::write_array_len(out, count(values.len())).unwrap();
-                values.iter().for_each(|value| value.write(out));
+                for value in values {
+                    value.write(out);
+                }
             }
             Self::Map(pairs) => {
                 encode::write_map_len(out, count(pairs.len())).unwrap();

@@ -30,7 +30,7 @@ pub(crate) struct Catalog {
 }
 
 struct Worker {
-    registration: WorkerRegistration,
+    registration: Arc<WorkerRegistration>,
     verdict: Result<Plan, Vec<Reason>>,
     subscriptions: BTreeMap<u32, Subscription>,
 }
@@ -48,8 +48,8 @@ pub(crate) struct Snapshot {
 #[derive(Debug)]
 pub(crate) struct PublishedWorker {
     registration: Arc<WorkerRegistration>,
-    lifecycle: Lifecycle,
-    reasons: Vec<String>,
+    pub(crate) lifecycle: Lifecycle,
+    pub(crate) reasons: Vec<String>,
     pub(crate) progress: BTreeMap<u32, Arc<RankProgress>>,
 }
 
@@ -134,7 +134,7 @@ impl Catalog {
             .into_iter()
             .filter(|wanted| {
                 let known = self.workers.get(&wanted.worker_id);
-                known.is_none_or(|known| known.registration != *wanted)
+                known.is_none_or(|known| *known.registration != *wanted)
             })
             .collect();
         self.change(gone, changed);
@@ -237,7 +237,7 @@ impl Catalog {
         self.workers.insert(
             worker_id,
             Worker {
-                registration,
+                registration: Arc::new(registration),
                 verdict,
                 subscriptions,
             },
@@ -306,7 +306,7 @@ impl Worker {
             ),
         };
         PublishedWorker {
-            registration: Arc::new(self.registration.clone()),
+            registration: Arc::clone(&self.registration),
             lifecycle,
             reasons,
             progress: self

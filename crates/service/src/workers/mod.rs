@@ -10,7 +10,7 @@ mod file;
 mod registration;
 
 pub(crate) use assessment::{EventSource, Layout, Rules};
-pub(crate) use catalog::{Catalog, Snapshot};
+pub(crate) use catalog::{Catalog, PublishedWorker, Snapshot};
 pub use endpoints::{EndpointTable, WorkerEndpoint};
 pub use file::{Entry, WorkersFile, WorkersFileError};
 pub use registration::{

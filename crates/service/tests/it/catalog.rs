@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use pointsman_core::PartitionId;
-use pointsman_service::{SelectionServiceError, WorkerRegistration};
+use pointsman_service::{SelectionServiceError, WorkerRecord, WorkerRegistration};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -95,8 +95,8 @@ impl Model {
 
 fn random_worker(random: &mut StdRng) -> WorkerRegistration {
     let mut worker = worker(random.random_range(0..6));
-    worker.model_name = ["m", "n"][random.random_range(0..2)].to_owned();
-    worker.routing_group = ["default", "g"][random.random_range(0..2)].to_owned();
+    worker.model_name = String::from(["m", "n"][random.random_range(0..2)]);
+    worker.routing_group = String::from(["default", "g"][random.random_range(0..2)]);
     worker.block_size = [None, Some(0), Some(16), Some(16), Some(32)][random.random_range(0..5)];
     worker.data_parallel_size = [None, Some(0), Some(1), Some(3)][random.random_range(0..4)];
     worker.data_parallel_start_rank = [None, Some(2)][random.random_range(0..2)];
@@ -164,7 +164,7 @@ async fn more_ranks_than_the_bound_are_refused_and_change_nothing() {
         .service
         .workers()
         .iter()
-        .map(|record| record.worker_id())
+        .map(WorkerRecord::worker_id)
         .collect();
     assert_eq!(ids, [1]);
 }

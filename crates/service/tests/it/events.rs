@@ -117,7 +117,7 @@ async fn a_gap_without_replays_clears_the_rank() {
 #[tokio::test]
 async fn a_replay_that_never_comes_does_not_stop_the_stream() {
     let config = EventsConfig {
-        suspect_time: Duration::from_secs(600),
+        suspect_time: Duration::from_mins(10),
         ..impatient()
     };
     let rig = Rig::with_events(config).await;
@@ -183,6 +183,28 @@ async fn a_restarted_engine_with_replays_is_read_from_its_new_beginning() {
     engine.subscribed().await;
     rig.until_overlap(1, &tokens(50..54), 1).await;
     assert_eq!(rig.overlap(1, 0, &prompt).await, 0);
+    rig.service.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_silent_stream_is_reconnected_and_nothing_is_forgotten() {
+    let config = EventsConfig {
+        silence: Duration::from_secs(1),
+        ..EventsConfig::default()
+    };
+    let rig = Rig::with_events(config).await;
+    let mut engine = connected(&rig, Answer::WithTopic, Replays::Known).await;
+    let prompt = tokens(1..9);
+    engine.publish(store(&[101], None, &prompt[..4])).await;
+    rig.until_overlap(1, &prompt, 1).await;
+    engine.lose(store(&[102], Some(101), &prompt[4..]));
+    engine.subscribed().await;
+    rig.until_overlap(1, &prompt, 2).await;
+    assert_eq!(
+        engine.questions()[0],
+        0,
+        "the last frame known is asked for again"
+    );
     rig.service.shutdown().await;
 }
 

@@ -5,7 +5,7 @@ use bytes::Bytes;
 use pointsman_core::{PartitionConfig, PartitionId, Prompt, SelectionRequest, WorkerEntry};
 use pointsman_plugin::{KvRouterConfig, RouterPluginRegistry, WorkerType};
 
-use super::super::sample::{self, V, batch, batch_of_rank, cleared, removed, stored};
+use super::super::sample::{V, batch, batch_of_rank, cleared, removed, stored};
 use super::*;
 
 const WORKER: u64 = 7;
@@ -348,7 +348,7 @@ fn pairs_are_for_partitions_that_hash_pairs() {
         .map(|token| V::from(vec![token, token + 1]))
         .collect();
     let event = || {
-        let mut event = sample::stored(&[1, 2], None, &[], 4);
+        let mut event = stored(&[1, 2], None, &[], 4);
         event[3] = V::List(pairs.clone());
         V::List(event)
     };

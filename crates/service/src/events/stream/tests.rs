@@ -8,7 +8,7 @@ use super::*;
 
 fn limits() -> Limits {
     Limits {
-        suspect: Duration::from_secs(60),
+        suspect: Duration::from_mins(1),
         retry_min: Duration::from_secs(1),
         retry_max: Duration::from_secs(30),
         held_frames: 4,
@@ -260,7 +260,7 @@ fn missing_history_alone_makes_nothing_suspect() {
     rig.live(frame(5));
     assert_eq!(rig.ended(FAILED), ["gap", "+5"]);
     assert!(!rig.stream.is_suspect());
-    assert_eq!(rig.woke_after(Duration::from_secs(60)), [""; 0]);
+    assert_eq!(rig.woke_after(Duration::from_mins(1)), [""; 0]);
 }
 
 #[test]
@@ -271,7 +271,7 @@ fn a_gap_while_a_rebuild_is_due_makes_the_rank_suspect() {
     assert_eq!(rig.live(frame(9)), ["gap", "+9"]);
     assert!(rig.stream.is_suspect());
     assert_eq!(
-        rig.woke_after(Duration::from_secs(60)),
+        rig.woke_after(Duration::from_mins(1)),
         ["clear unconfirmed"]
     );
 }
@@ -499,21 +499,15 @@ fn run_faults(seed: u64, can_replay: bool) {
         }
         index.take(&mut actions);
     }
-    // Quiet: nothing is lost any more, questions are answered, timers fire.
-    for _ in 0..40 {
-        now += Duration::from_secs(5);
-        let frame = engine.step(&mut random, buffer_size);
-        stream.live(frame, &mut actions);
-        index.take(&mut actions);
-        while index.asked.is_some() {
-            answer(&mut stream, &engine, &mut index, now, None);
-        }
-        stream.woke(now, &mut actions);
-        index.take(&mut actions);
-    }
-    while index.asked.is_some() {
-        answer(&mut stream, &engine, &mut index, now, None);
-    }
+    let mut quiet = Quiet {
+        stream,
+        engine,
+        index,
+        now,
+        buffer_size,
+    };
+    quiet.settle(&mut random);
+    let Quiet { engine, index, .. } = quiet;
     let stale: Vec<_> = index.blocks.difference(&engine.blocks).collect();
     assert!(
         stale.is_empty(),
@@ -521,6 +515,43 @@ fn run_faults(seed: u64, can_replay: bool) {
     );
     if can_replay && buffer_size == usize::MAX {
         assert_eq!(index.blocks, engine.blocks, "seed {seed}");
+    }
+}
+
+/// Nothing is lost any more, questions are answered, timers fire.
+struct Quiet {
+    stream: Stream,
+    engine: Engine,
+    index: Index,
+    now: Instant,
+    buffer_size: usize,
+}
+
+impl Quiet {
+    fn settle(&mut self, random: &mut StdRng) {
+        let mut actions = Vec::new();
+        for _ in 0..40 {
+            self.now += Duration::from_secs(5);
+            let frame = self.engine.step(random, self.buffer_size);
+            self.stream.live(frame, &mut actions);
+            self.index.take(&mut actions);
+            self.answer_all();
+            self.stream.woke(self.now, &mut actions);
+            self.index.take(&mut actions);
+        }
+        self.answer_all();
+    }
+
+    fn answer_all(&mut self) {
+        while self.index.asked.is_some() {
+            answer(
+                &mut self.stream,
+                &self.engine,
+                &mut self.index,
+                self.now,
+                None,
+            );
+        }
     }
 }
 

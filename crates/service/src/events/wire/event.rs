@@ -62,6 +62,10 @@ impl Tag {
 }
 
 #[derive(Default)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "facts of one event, each read on its own"
+)]
 struct Fields<'a> {
     hashes: Option<Vec<u64>>,
     parent: Option<u64>,
