@@ -87,7 +87,7 @@ struct MockArgs {
     /// Replay port of the first rank of the first worker; 0: any free ones
     #[arg(long, default_value_t = 0)]
     replay_port: u16,
-    /// Folder with tokenizer.json; without it each word is a token
+    /// Folder with the tokenizer files of a model; without it each word is a token
     #[arg(long)]
     tokenizer_dir: Option<PathBuf>,
     /// Write the workers here, as Pointsman reads them
@@ -105,7 +105,7 @@ struct RunArgs {
     /// The Envoy to run
     #[arg(long)]
     envoy: PathBuf,
-    /// Folder with tokenizer.json and tokenizer_config.json
+    /// Folder with the tokenizer files of a model
     #[arg(long)]
     tokenizer_dir: PathBuf,
     /// Folder for logs and configuration [default: one in the system's temporary folder]

@@ -13,7 +13,7 @@ use tokio::time::{sleep, timeout};
 use super::client::Client;
 use super::error::LabError;
 
-const READY_DEADLINE: Duration = Duration::from_secs(60);
+const READY_DEADLINE: Duration = Duration::from_mins(1);
 const STOP_DEADLINE: Duration = Duration::from_secs(10);
 /// Lines of a log that are shown when its program fails.
 const TAIL_LINES: usize = 15;

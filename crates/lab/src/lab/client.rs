@@ -15,7 +15,7 @@ use tokio::time::timeout;
 
 use super::error::LabError;
 
-const DEADLINE: Duration = Duration::from_secs(60);
+const DEADLINE: Duration = Duration::from_mins(1);
 const LARGEST_ANSWER: usize = 16 << 20;
 
 #[derive(Clone, Debug)]
@@ -208,7 +208,7 @@ mod tests {
 
     #[test]
     fn a_stream_that_breaks_off_is_an_error() {
-        let cut = &STREAM[..STREAM.len() - 20];
+        let cut = STREAM.strip_suffix("data: [DONE]\n\n").unwrap();
         assert!(read_reply("32", cut).unwrap_err().contains("[DONE]"));
     }
 }

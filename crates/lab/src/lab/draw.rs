@@ -60,18 +60,19 @@ pub(super) fn table(title: &str, turns: &[Turn], systems: &[Option<u64>]) -> Str
 
 fn paint(title: &str, turns: &[Turn], systems: &[Option<u64>], coloured: bool) -> String {
     let mut text = format!("\n  {title}\n");
-    let columns = turns.iter().map(|turn| turn.turn + 1).max().unwrap_or(0);
+    let columns = turns.iter().map(|turn| turn.number + 1).max().unwrap_or(0);
     text.push_str("    conversation     ");
     for column in 1..=columns {
         // Writing to a String cannot fail.
         let _ = write!(text, "turn {column:<5}");
     }
+    text.truncate(text.trim_end_matches(' ').len());
     text.push('\n');
     for (number, system) in systems.iter().enumerate() {
         let system = system.map_or(String::new(), |which| format!("(system {which})"));
         let _ = write!(text, "    {:>3} {system:<12} ", number + 1);
         for column in 0..columns {
-            let here = |turn: &&Turn| turn.conversation == number && turn.turn == column;
+            let here = |turn: &&Turn| turn.conversation == number && turn.number == column;
             text.push_str(
                 &turns
                     .iter()
@@ -144,9 +145,9 @@ mod tests {
 
     #[test]
     fn a_table_without_colours_names_workers_and_cached_shares() {
-        let turn = |turn, worker: &str, cached_tokens| Turn {
+        let turn = |number, worker: &str, cached_tokens| Turn {
             conversation: 0,
-            turn,
+            number,
             worker: worker.to_owned(),
             prompt_tokens: 200,
             cached_tokens,
@@ -157,8 +158,8 @@ mod tests {
         let drawn = paint("Title", &turns, &[Some(1)], false);
         let expected = "
   Title
-    conversation     turn 1    turn 2    
-      1 (system 1)   #2    0% #2  ▆ 75%
+    conversation     turn 1    turn 2
+      1 (system 1)   #2     0% #2  ▆ 75%
 ";
         assert_eq!(drawn, expected);
     }

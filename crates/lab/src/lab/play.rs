@@ -23,7 +23,8 @@ const APPLY_DEADLINE: Duration = Duration::from_secs(20);
 #[derive(Clone, Debug)]
 pub(super) struct Turn {
     pub(super) conversation: usize,
-    pub(super) turn: usize,
+    /// From 0, within its conversation.
+    pub(super) number: usize,
     pub(super) worker: String,
     pub(super) prompt_tokens: u64,
     pub(super) cached_tokens: u64,
@@ -76,7 +77,7 @@ pub(super) async fn play(
         turns: Vec::new(),
         random: SmallRng::seed_from_u64(pace.seed),
     });
-    let player = |_| async {
+    let play_on = |_| async {
         while let Some(mut conversation) = take(&pool) {
             let reply = client.chat(base, &conversation.ask(model)).await?;
             if let Some(settle) = &pace.settle {
@@ -84,7 +85,7 @@ pub(super) async fn play(
             }
             let turn = Turn {
                 conversation: conversation.number,
-                turn: conversation.turn,
+                number: conversation.turn,
                 worker: reply.worker,
                 prompt_tokens: reply.prompt_tokens,
                 cached_tokens: reply.cached_tokens,
@@ -101,7 +102,7 @@ pub(super) async fn play(
         }
         Ok::<(), LabError>(())
     };
-    let played = try_join_all((0..pace.in_flight.max(1)).map(player)).await;
+    let played = try_join_all((0..pace.in_flight.max(1)).map(play_on)).await;
     progress.end();
     played?;
     let pool = pool.into_inner().unwrap_or_else(PoisonError::into_inner);

@@ -44,9 +44,9 @@ pub(super) fn broken_promises(turns: &[Turn]) -> Vec<String> {
         broken.push(format!(
             "conversation {}: turn {} went to {}, turn {} to {}",
             turn.conversation + 1,
-            before.turn + 1,
+            before.number + 1,
             before.worker,
-            turn.turn + 1,
+            turn.number + 1,
             turn.worker,
         ));
     }
@@ -55,7 +55,7 @@ pub(super) fn broken_promises(turns: &[Turn]) -> Vec<String> {
         broken.push(format!(
             "conversation {}, turn {}: {} cached tokens were predicted, {} found {} of {}",
             turn.conversation + 1,
-            turn.turn + 1,
+            turn.number + 1,
             predicted.map_or("no".to_owned(), |tokens| tokens.to_string()),
             turn.worker,
             turn.cached_tokens,
@@ -73,12 +73,12 @@ fn predicted_right(turn: &Turn) -> bool {
 fn moves(turns: &[Turn]) -> (usize, Vec<(&Turn, &Turn)>) {
     let by_place: HashMap<(usize, usize), &Turn> = turns
         .iter()
-        .map(|turn| ((turn.conversation, turn.turn), turn))
+        .map(|turn| ((turn.conversation, turn.number), turn))
         .collect();
     let mut pairs = Vec::new();
     for turn in turns {
         let before = turn
-            .turn
+            .number
             .checked_sub(1)
             .map(|before| (turn.conversation, before));
         pairs.extend(
@@ -101,15 +101,15 @@ fn percentile(sorted: &[Duration], percent: usize) -> Duration {
 mod tests {
     use super::*;
 
-    fn turn(turn: usize, worker: &str, cached: u64, predicted: u64) -> Turn {
+    fn turn(number: usize, worker: &str, cached: u64, predicted: u64) -> Turn {
         Turn {
             conversation: 0,
-            turn,
+            number,
             worker: worker.to_owned(),
             prompt_tokens: 100,
             cached_tokens: cached,
             predicted_tokens: Some(predicted),
-            first_token: Duration::from_millis(10 * (turn as u64 + 1)),
+            first_token: Duration::from_millis(10 * (number as u64 + 1)),
         }
     }
 

@@ -13,6 +13,7 @@ mod publisher;
 mod rank;
 mod worker;
 
+use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use serde_json::Value;
@@ -130,7 +131,8 @@ impl Fleet {
             let fields = registration.as_object().into_iter().flatten();
             for (index, (name, value)) in fields.enumerate() {
                 let lead = if index == 0 { "  - " } else { "    " };
-                text.push_str(&format!("{lead}{name}: {}\n", yaml(value)));
+                // Writing to a String cannot fail.
+                let _ = writeln!(text, "{lead}{name}: {}", yaml(value));
             }
         }
         text

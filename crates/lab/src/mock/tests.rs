@@ -409,6 +409,22 @@ async fn metrics_have_the_names_of_an_engine() {
     }
 }
 
+#[tokio::test]
+async fn a_workers_file_names_ranks_by_number() {
+    let fleet = fleet(|config| config.dp_size = 2).await;
+    let file = fleet.workers_file();
+    let worker = &fleet.workers()[0];
+    let events = |dp_rank| worker.kv_events_endpoint(dp_rank).unwrap();
+    let expected = format!(
+        "    kv_events_endpoints: {{0: \"{}\", 1: \"{}\"}}",
+        events(0),
+        events(1)
+    );
+    assert!(file.starts_with("workers:\n  - worker_id: 1\n    model_name: \"mock-model\"\n"));
+    assert!(file.lines().any(|line| line == expected), "{file}");
+    pointsman_service::WorkersFile::from_yaml(&file).unwrap();
+}
+
 #[test]
 fn ports_follow_worker_and_rank() {
     let config = FleetConfig {
