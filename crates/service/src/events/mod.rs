@@ -73,6 +73,29 @@ impl Default for EventsConfig {
     }
 }
 
+impl EventsConfig {
+    /// No wait is so short that a loop would spin, or so long that a clock could not hold it.
+    fn bounded(mut self) -> Self {
+        const DAY: Duration = Duration::from_hours(24);
+        for wait in [
+            &mut self.connect_timeout,
+            &mut self.reconnect_min,
+            &mut self.reconnect_max,
+            &mut self.silence,
+            &mut self.replay_answer_timeout,
+            &mut self.replay_timeout,
+            &mut self.replay_retry_min,
+            &mut self.replay_retry_max,
+            &mut self.suspect_time,
+        ] {
+            *wait = (*wait).clamp(Duration::from_millis(1), DAY);
+        }
+        self.held_batches = self.held_batches.max(1);
+        self.held_bytes = self.held_bytes.max(1);
+        self
+    }
+}
+
 /// The rank whose events are wanted, and where they go.
 #[derive(Debug)]
 pub(crate) struct RankStream {
@@ -105,7 +128,7 @@ impl Subscribers {
     pub(crate) fn new(runtime: Handle, config: EventsConfig, metrics: EventMetrics) -> Self {
         Self {
             runtime,
-            config: Arc::new(config),
+            config: Arc::new(config.bounded()),
             metrics,
             stop: CancellationToken::new(),
         }

@@ -22,6 +22,11 @@ use super::{EventsConfig, RankStream, wire};
 use crate::metrics::{EventMetrics, ReplayOutcome};
 use crate::workers::EventSource;
 
+/// Payload after which a task lets others run, and what a batch costs beside its payload: one turn
+/// stays well under half a millisecond.
+const TURN_BYTES: usize = 64 << 10;
+const BATCH_BYTES: usize = 256;
+
 #[derive(Debug)]
 pub(super) struct Subscriber {
     worker_id: u64,
@@ -34,6 +39,8 @@ pub(super) struct Subscriber {
     ingest: Ingest,
     replay: Option<Replay>,
     actions: Actions,
+    /// Bytes applied in this turn.
+    turn_bytes: usize,
 }
 
 struct Connection {
@@ -96,6 +103,7 @@ impl Subscriber {
             metrics,
             replay: None,
             actions: Actions::new(),
+            turn_bytes: 0,
         }
     }
 
@@ -126,7 +134,7 @@ impl Subscriber {
             self.metrics.connection_failures.inc();
             if lost_at.elapsed() >= self.config.suspect_time {
                 self.stream.unreachable(&mut self.actions);
-                self.act();
+                self.act().await;
             }
             sleep(back_off.pause()).await;
         }
@@ -151,7 +159,7 @@ impl Subscriber {
         info!(worker_id, dp_rank, "kv event stream connected");
         let _connected = Connected::new(&self.progress, &self.metrics.connected);
         self.stream.connected(&mut self.actions);
-        self.act();
+        self.act().await;
         let mut heard_at = Instant::now();
         loop {
             let wake_at = self.stream.wake_at();
@@ -182,7 +190,7 @@ impl Subscriber {
                     return Parting::Silent;
                 }
             }
-            self.act();
+            self.act().await;
         }
         self.replay = None;
         Parting::Lost
@@ -216,11 +224,18 @@ impl Subscriber {
     }
 
     /// Does what the stream's state asks for.
-    fn act(&mut self) {
+    async fn act(&mut self) {
         let (worker_id, dp_rank) = (self.worker_id, self.dp_rank);
         for action in self.actions.drain(..) {
             match action {
-                Action::Apply { frame, replayed } => self.ingest.apply(&frame, replayed),
+                Action::Apply { frame, replayed } => {
+                    self.ingest.apply(&frame, replayed);
+                    self.turn_bytes += frame.payload.len() + BATCH_BYTES;
+                    if self.turn_bytes > TURN_BYTES {
+                        self.turn_bytes = 0;
+                        tokio::task::yield_now().await;
+                    }
+                }
                 Action::Clear(cause) => {
                     self.metrics.count_clear(cause);
                     warn!(

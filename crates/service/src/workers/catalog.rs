@@ -5,6 +5,7 @@
 //! selections never take that lock.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Range;
 use std::sync::Arc;
 
 use pointsman_core::{Partition, PartitionConfig, PartitionId, WorkerEntry};
@@ -217,7 +218,9 @@ impl Catalog {
         let worker_id = registration.worker_id;
         let mut subscriptions = BTreeMap::new();
         if let Some(former) = self.workers.remove(&worker_id) {
-            let stays = partition_id(&former.registration) == id && former.verdict.is_ok();
+            let stays = former.verdict.is_ok()
+                && partition_id(&former.registration) == id
+                && ranks_of(&former.registration) == ranks_of(&registration);
             touched.insert(partition_id(&former.registration));
             let (kept, dropped) =
                 former
@@ -276,8 +279,7 @@ impl Catalog {
         let Some(partition) = self.partitions.get(&partition_id(&worker.registration)) else {
             return;
         };
-        let first_rank = worker.registration.first_rank();
-        let end_rank = first_rank.saturating_add(worker.registration.rank_count());
+        let worker_ranks = ranks_of(&worker.registration);
         for (&dp_rank, source) in &plan.sources {
             if worker.subscriptions.contains_key(&dp_rank) {
                 continue;
@@ -286,7 +288,7 @@ impl Catalog {
                 partition: Arc::clone(partition),
                 worker_id,
                 dp_rank,
-                worker_ranks: first_rank..end_rank,
+                worker_ranks: worker_ranks.clone(),
                 source: source.clone(),
             };
             let predecessor = self.retired.remove(&(worker_id, dp_rank));
@@ -323,6 +325,11 @@ fn partition_id(registration: &WorkerRegistration) -> PartitionId {
         registration.model_name.as_str(),
         registration.routing_group.as_str(),
     )
+}
+
+fn ranks_of(registration: &WorkerRegistration) -> Range<u32> {
+    let first_rank = registration.first_rank();
+    first_rank..first_rank.saturating_add(registration.rank_count())
 }
 
 fn layout_of(partition: &Partition) -> Layout {

@@ -185,24 +185,31 @@ async fn serve_replays(
 
 /// A batch with one store of blocks of 4 tokens.
 pub(crate) fn store(hashes: &[u32], parent: Option<u32>, tokens: &[u32]) -> Bytes {
-    batch(|out| {
-        rmp::encode::write_array_len(out, 7).unwrap();
-        rmp::encode::write_str(out, "BlockStored").unwrap();
-        numbers(out, hashes);
-        match parent {
-            Some(parent) => drop(rmp::encode::write_uint(out, u64::from(parent)).unwrap()),
-            None => rmp::encode::write_nil(out).unwrap(),
-        }
-        numbers(out, tokens);
-        rmp::encode::write_uint(out, 4).unwrap();
-        rmp::encode::write_nil(out).unwrap();
-        rmp::encode::write_str(out, "GPU").unwrap();
-    })
+    batch(None, |out| store_event(out, hashes, parent, tokens))
+}
+
+/// The same with the rank it is for, and no parent.
+pub(crate) fn store_of_rank(dp_rank: u32, hashes: &[u32], tokens: &[u32]) -> Bytes {
+    batch(Some(dp_rank), |out| store_event(out, hashes, None, tokens))
+}
+
+fn store_event(out: &mut Vec<u8>, hashes: &[u32], parent: Option<u32>, tokens: &[u32]) {
+    rmp::encode::write_array_len(out, 7).unwrap();
+    rmp::encode::write_str(out, "BlockStored").unwrap();
+    numbers(out, hashes);
+    match parent {
+        Some(parent) => drop(rmp::encode::write_uint(out, u64::from(parent)).unwrap()),
+        None => rmp::encode::write_nil(out).unwrap(),
+    }
+    numbers(out, tokens);
+    rmp::encode::write_uint(out, 4).unwrap();
+    rmp::encode::write_nil(out).unwrap();
+    rmp::encode::write_str(out, "GPU").unwrap();
 }
 
 /// A batch with one removal.
 pub(crate) fn remove(hashes: &[u32]) -> Bytes {
-    batch(|out| {
+    batch(None, |out| {
         rmp::encode::write_array_len(out, 3).unwrap();
         rmp::encode::write_str(out, "BlockRemoved").unwrap();
         numbers(out, hashes);
@@ -210,13 +217,16 @@ pub(crate) fn remove(hashes: &[u32]) -> Bytes {
     })
 }
 
-fn batch(event: impl FnOnce(&mut Vec<u8>)) -> Bytes {
+fn batch(dp_rank: Option<u32>, event: impl FnOnce(&mut Vec<u8>)) -> Bytes {
     let mut out = Vec::new();
     rmp::encode::write_array_len(&mut out, 3).unwrap();
     rmp::encode::write_f64(&mut out, 1.5).unwrap();
     rmp::encode::write_array_len(&mut out, 1).unwrap();
     event(&mut out);
-    rmp::encode::write_nil(&mut out).unwrap();
+    match dp_rank {
+        Some(dp_rank) => drop(rmp::encode::write_uint(&mut out, u64::from(dp_rank)).unwrap()),
+        None => rmp::encode::write_nil(&mut out).unwrap(),
+    }
     Bytes::from(out)
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use pointsman_service::EventsConfig;
 
-use crate::engine::{Answer, Engine, remove, store};
+use crate::engine::{Answer, Engine, remove, store, store_of_rank};
 use crate::rig::{Replays, Rig, tokens, worker, worker_of};
 
 /// A registered worker 1 and its engine, connected.
@@ -327,6 +327,28 @@ async fn a_worker_registered_again_keeps_an_unchanged_stream() {
         .await;
     rig.until_overlap(1, &tokens(1..9), 2).await;
     assert_eq!(rig.service.events_applied(1, 0).unwrap().batches, 2);
+    rig.service.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_worker_that_gains_a_rank_takes_batches_for_it() {
+    let rig = Rig::new().await;
+    let mut engine = connected(&rig, Answer::Never, Replays::Unknown).await;
+    let mut wider = worker(1);
+    wider.data_parallel_size = Some(2);
+    wider
+        .kv_events_endpoints
+        .insert(0, engine.publisher_at.clone());
+    wider
+        .kv_events_endpoints
+        .insert(1, "tcp://127.0.0.1:1".to_owned());
+    rig.service.register_worker(wider).unwrap();
+    engine.subscribed().await;
+    engine
+        .publish(store_of_rank(1, &[101], &tokens(1..5)))
+        .await;
+    rig.until_applied(1, 0, 0).await;
+    assert_eq!(rig.overlap(1, 1, &tokens(1..5)).await, 1);
     rig.service.shutdown().await;
 }
 
