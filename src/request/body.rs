@@ -2,15 +2,17 @@
 //!
 //! Everything else is passed over unread: sampling fields are the worker's business.
 
-use std::{cell::Cell, fmt};
+use std::{borrow::Cow, fmt};
 
 use minijinja::{Value, value::ValueKind};
 use pointsman_plugin::plugins::worker_selection::WorkerSelectionInputTrigger as Trigger;
 use serde::de::{DeserializeSeed, MapAccess, SeqAccess, Visitor};
 
 use super::{
-    Endpoint, Head, PromptInput, RequestError, RoutingRequest, hints,
-    json::{Depth, Skip, ValueSeed},
+    Endpoint, Head, PromptInput, RequestError, RoutingRequest,
+    completions::{Prompt, PromptSeed},
+    hints,
+    json::{Depth, Limits, Skip, ValueSeed},
 };
 
 /// `None`: the key is missing or null.
@@ -18,7 +20,7 @@ use super::{
 pub(super) struct Fields {
     pub(super) model: Option<Value>,
     pub(super) messages: Option<Value>,
-    pub(super) prompt: Option<Value>,
+    pub(super) prompt: Option<Prompt>,
     pub(super) stream: Option<Value>,
     pub(super) tools: Option<Value>,
     pub(super) tool_choice: Option<Value>,
@@ -45,7 +47,6 @@ impl Fields {
             "nvext" => &mut self.nvext,
             "max_tokens" => &mut self.max_tokens,
             "max_completion_tokens" => &mut self.max_completion_tokens,
-            "prompt" if endpoint == Endpoint::Completions => &mut self.prompt,
             "messages" if chat => &mut self.messages,
             "tools" if chat => &mut self.tools,
             "tool_choice" if chat => &mut self.tool_choice,
@@ -96,10 +97,10 @@ pub(super) struct FieldsSeed<'a> {
 }
 
 impl<'a> FieldsSeed<'a> {
-    pub(super) fn new(endpoint: Endpoint, too_deep: &'a Cell<bool>) -> Self {
+    pub(super) fn new(endpoint: Endpoint, limits: &'a Limits) -> Self {
         Self {
             endpoint,
-            depth: Depth::new(too_deep),
+            depth: Depth::new(limits),
         }
     }
 }
@@ -123,6 +124,10 @@ impl<'de> Visitor<'de> for FieldsSeed<'_> {
         let depth = self.depth.deeper()?;
         let mut fields = Fields::default();
         while let Some(key) = entries.next_key_seed(KeySeed)? {
+            if key == "prompt" && self.endpoint == Endpoint::Completions {
+                fields.prompt = entries.next_value_seed(PromptSeed(depth))?;
+                continue;
+            }
             match fields.slot(&key, self.endpoint) {
                 // The last of equal keys wins, as it does in the worker's reader.
                 Some(slot) => {
@@ -169,7 +174,7 @@ impl<'de> Visitor<'de> for FieldsSeed<'_> {
 struct KeySeed;
 
 impl<'de> DeserializeSeed<'de> for KeySeed {
-    type Value = std::borrow::Cow<'de, str>;
+    type Value = Cow<'de, str>;
 
     fn deserialize<D: serde::Deserializer<'de>>(self, reader: D) -> Result<Self::Value, D::Error> {
         reader.deserialize_str(self)
@@ -177,7 +182,7 @@ impl<'de> DeserializeSeed<'de> for KeySeed {
 }
 
 impl<'de> Visitor<'de> for KeySeed {
-    type Value = std::borrow::Cow<'de, str>;
+    type Value = Cow<'de, str>;
 
     fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str("a key")

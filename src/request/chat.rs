@@ -22,20 +22,26 @@ pub struct ChatPrompt {
     pub(crate) add_generation_prompt: bool,
     pub(crate) continue_final_message: bool,
     pub(crate) tools_refused: bool,
+    /// About how much text there is to render.
     pub(crate) bytes: usize,
 }
 
-pub(super) fn prompt(fields: &mut Fields) -> Result<ChatPrompt, RequestError> {
+pub(super) fn prompt(fields: &mut Fields, body_bytes: usize) -> Result<ChatPrompt, RequestError> {
     let messages = messages(fields.messages.take())?;
     let continues = fields.continue_final_message.as_ref().is_some_and(is_true);
     let generates = fields.add_generation_prompt.as_ref().map(is_true);
     let choice = fields.tool_choice.take();
     fields.trigger = messages.last().map(trigger);
+    let tools = fields.tools.take().filter(is_filled_list);
+    let documents = fields.documents.take().filter(is_filled_list);
     Ok(ChatPrompt {
-        bytes: messages.iter().map(text_bytes).sum(),
+        bytes: match (&tools, &documents) {
+            (None, None) => messages.iter().map(text_bytes).sum(),
+            _ => body_bytes,
+        },
         messages,
-        tools: fields.tools.take().filter(is_filled_list),
-        documents: fields.documents.take().filter(is_filled_list),
+        tools,
+        documents,
         arguments: arguments(fields),
         // A final message that is to be continued must not be followed by a new turn.
         add_generation_prompt: generates.unwrap_or(true) && !continues,

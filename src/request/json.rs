@@ -1,4 +1,5 @@
-//! JSON into template values: key order kept, the last of equal keys wins, depth bounded.
+//! JSON into template values: key order kept, the last of equal keys wins, depth and memory
+//! bounded.
 //!
 //! Never recurses without a bound, and never fails on what Python's reader accepts and engines
 //! therefore serve, lone surrogates above all: those become U+FFFD.
@@ -13,6 +14,31 @@ use super::RequestError;
 /// Far above what tool schemas need, far below what a thread's stack holds.
 pub(super) const MAX_DEPTH: u8 = 128;
 
+/// A value takes up to a hundred times the memory of the two bytes that can stand for it.
+const MAX_VALUES: u32 = 256 * 1024;
+
+/// What one document may still take, and what it took too much of.
+#[derive(Debug)]
+pub(super) struct Limits {
+    values_left: Cell<u32>,
+    broken: Cell<Option<Limit>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Limit {
+    Depth,
+    Values,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            values_left: Cell::new(MAX_VALUES),
+            broken: Cell::new(None),
+        }
+    }
+}
+
 /// The body as text, without a byte order mark.
 pub(super) fn text(body: &[u8]) -> Result<&str, RequestError> {
     let body = body.strip_prefix(b"\xef\xbb\xbf").unwrap_or(body);
@@ -24,52 +50,59 @@ pub(super) fn text(body: &[u8]) -> Result<&str, RequestError> {
 /// Reads one whole document.
 pub(super) fn read<'de, S: DeserializeSeed<'de>>(
     text: &'de str,
-    too_deep: &Cell<bool>,
+    limits: &Limits,
     seed: S,
 ) -> Result<S::Value, RequestError> {
     let mut reader = sonic_rs::Deserializer::from_str(text).utf8_lossy();
     let value = seed.deserialize(&mut reader);
     value
         .and_then(|value| reader.end().map(|()| value))
-        .map_err(|error| {
-            if too_deep.get() {
-                RequestError::TooDeep
-            } else {
-                RequestError::NotJson {
-                    offset: error.offset(),
-                }
-            }
+        .map_err(|error| match limits.broken.get() {
+            Some(Limit::Depth) => RequestError::TooDeep,
+            Some(Limit::Values) => RequestError::TooManyValues,
+            None => RequestError::NotJson {
+                offset: error.offset(),
+            },
         })
 }
 
 /// A value from text that is JSON of its own, such as a tool call's arguments.
 pub(crate) fn parse_value(text: &str) -> Option<Value> {
-    let too_deep = Cell::new(false);
-    read(text, &too_deep, ValueSeed(Depth::new(&too_deep))).ok()
+    let limits = Limits::default();
+    read(text, &limits, ValueSeed(Depth::new(&limits))).ok()
 }
 
 /// How much deeper a value may nest.
 #[derive(Clone, Copy)]
 pub(super) struct Depth<'a> {
     left: u8,
-    too_deep: &'a Cell<bool>,
+    limits: &'a Limits,
 }
 
 impl<'a> Depth<'a> {
-    pub(super) fn new(too_deep: &'a Cell<bool>) -> Self {
+    pub(super) fn new(limits: &'a Limits) -> Self {
         Self {
             left: MAX_DEPTH,
-            too_deep,
+            limits,
         }
     }
 
     pub(super) fn deeper<E: Error>(self) -> Result<Self, E> {
-        if let Some(left) = self.left.checked_sub(1) {
-            Ok(Self { left, ..self })
-        } else {
-            self.too_deep.set(true);
-            Err(E::custom("nested too deeply"))
-        }
+        let left = self.left.checked_sub(1);
+        let left = left.ok_or_else(|| self.broken(Limit::Depth))?;
+        Ok(Self { left, ..self })
+    }
+
+    fn take_value<E: Error>(self) -> Result<(), E> {
+        let left = self.limits.values_left.get().checked_sub(1);
+        let left = left.ok_or_else(|| self.broken(Limit::Values))?;
+        self.limits.values_left.set(left);
+        Ok(())
+    }
+
+    fn broken<E: Error>(self, limit: Limit) -> E {
+        self.limits.broken.set(Some(limit));
+        E::custom("beyond a limit")
     }
 }
 
@@ -119,6 +152,7 @@ impl<'de> Visitor<'de> for ValueSeed<'_> {
         let seed = ValueSeed(self.0.deeper()?);
         let mut values = Vec::new();
         while let Some(value) = items.next_element_seed(seed)? {
+            self.0.take_value()?;
             values.push(value);
         }
         Ok(Value::from(values))
@@ -128,6 +162,7 @@ impl<'de> Visitor<'de> for ValueSeed<'_> {
         let seed = ValueSeed(self.0.deeper()?);
         let mut pairs = Vec::new();
         while let Some(key) = entries.next_key_seed(seed)? {
+            self.0.take_value()?;
             pairs.push((key, entries.next_value_seed(seed)?));
         }
         Ok(Value::from_pairs(pairs))

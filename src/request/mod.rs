@@ -11,7 +11,7 @@ mod json;
 #[cfg(test)]
 mod tests;
 
-use std::{cell::Cell, sync::Arc};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use pointsman_plugin::plugins::worker_selection::SessionContext;
@@ -83,6 +83,8 @@ pub enum RequestError {
     NotAnObject,
     #[error("the request body is nested more than {} levels deep", json::MAX_DEPTH)]
     TooDeep,
+    #[error("the request body holds too many values")]
+    TooManyValues,
     #[error("{param}: {problem}")]
     Field {
         param: &'static str,
@@ -150,34 +152,32 @@ impl Head {
 
 /// Reads a request. Takes about 0.5 ms per MB of body.
 pub fn parse(head: &Head, body: &Bytes) -> Result<RoutingRequest, RequestError> {
-    let opaque = |reason| {
-        let prompt = PromptInput::Opaque {
-            reason,
-            bytes: body.len(),
-        };
-        body::Fields::default().into_request(head, prompt)
+    let opaque = |fields: body::Fields, reason| {
+        let bytes = body.len();
+        fields.into_request(head, PromptInput::Opaque { reason, bytes })
     };
-    let endpoint = head.endpoint();
+    let unread = body::Fields::default();
     if body.is_empty() {
-        return Ok(opaque("no body"));
+        return Ok(opaque(unread, "no body"));
     }
     if head.body_is_encoded() {
-        return Ok(opaque("encoded body"));
+        return Ok(opaque(unread, "encoded body"));
     }
+    let endpoint = head.endpoint();
     match (endpoint, read(endpoint, body)) {
-        (Endpoint::Other, Err(_)) => Ok(opaque("unknown path")),
-        (Endpoint::Other, Ok(fields)) => {
-            let bytes = body.len();
-            let reason = "unknown path";
-            Ok(fields.into_request(head, PromptInput::Opaque { reason, bytes }))
+        (Endpoint::Other, fields) => Ok(opaque(fields.unwrap_or(unread), "unknown path")),
+        // A worker may still serve it, so only what decides about the pool is read.
+        (_, Err(RequestError::TooManyValues)) => {
+            let fields = read(Endpoint::Other, body)?;
+            Ok(opaque(fields, "too many values"))
         }
         (_, Err(error)) => Err(error),
         (Endpoint::ChatCompletions, Ok(mut fields)) => {
-            let prompt = PromptInput::Chat(Arc::new(chat::prompt(&mut fields)?));
+            let prompt = PromptInput::Chat(Arc::new(chat::prompt(&mut fields, body.len())?));
             Ok(fields.into_request(head, prompt))
         }
         (Endpoint::Completions, Ok(mut fields)) => {
-            let prompt = completions::prompt(fields.prompt.take(), body.len())?;
+            let prompt = completions::input(fields.prompt.take(), body.len())?;
             Ok(fields.into_request(head, prompt))
         }
     }
@@ -185,8 +185,8 @@ pub fn parse(head: &Head, body: &Bytes) -> Result<RoutingRequest, RequestError> 
 
 fn read(endpoint: Endpoint, body: &Bytes) -> Result<body::Fields, RequestError> {
     let text = json::text(body)?;
-    let too_deep = Cell::new(false);
-    let fields = json::read(text, &too_deep, body::FieldsSeed::new(endpoint, &too_deep))?;
+    let limits = json::Limits::default();
+    let fields = json::read(text, &limits, body::FieldsSeed::new(endpoint, &limits))?;
     match fields {
         Some(fields) => fields.checked(endpoint),
         None => Err(RequestError::NotAnObject),

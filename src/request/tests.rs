@@ -387,6 +387,27 @@ fn deep_nesting_is_refused_wherever_it_is() {
 }
 
 #[test]
+fn a_body_made_to_fill_memory_is_routed_by_load_but_for_its_model() {
+    for item in ["0,", "{},", "[],", "{\"a\":0},"] {
+        let items = item.repeat(300_000);
+        let messages = format!(
+            "{{\"messages\":[{}],\"model\":\"m\"}}",
+            items.trim_end_matches(',')
+        );
+        let request = parse_text(CHAT, messages).unwrap();
+        assert_eq!(
+            (reason(&request), request.model.as_deref()),
+            ("too many values", Some("m"))
+        );
+    }
+    let ids = format!("{{\"prompt\":[{}1]}}", "7,".repeat(1_000_000));
+    assert_eq!(
+        tokens(&parse_text(COMPLETIONS, ids).unwrap()).len(),
+        1_000_001
+    );
+}
+
+#[test]
 fn a_huge_body_is_read() {
     let body = hello(&json!({"messages": [{"role": "user", "content": "x".repeat(5 << 20)}]}));
     assert_eq!(chat(&parse_json(CHAT, &body)).bytes, 5 << 20);

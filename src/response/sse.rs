@@ -3,7 +3,7 @@
 //! Never stores an event: only a line that is split between chunks is carried over, up to a
 //! bound, and a longer line counts as one event without being read.
 
-use super::{ResponseProgress, usage};
+use super::{ResponseProgress, Usage, usage};
 
 /// A partial line longer than this is no longer kept.
 const MAX_LINE_BYTES: usize = 64 * 1024;
@@ -108,15 +108,22 @@ fn read_line(progress: &mut ResponseProgress, line: &[u8]) {
         return;
     }
     progress.output_tokens_seen += u64::from(has_choices(data));
-    if find(data, b"\"usage\"").is_some()
-        && let Some(usage) = usage::of_tail(data)
-    {
-        progress.usage = Some(usage);
-    }
+    progress.usage = last_usage(data).or(progress.usage);
 }
 
-/// Whether the event has a list `choices` that is not empty. Quotes inside a JSON string are
-/// escaped, so the key in quotes cannot be part of a text.
+/// Quotes inside a JSON string are escaped, so a key in quotes cannot be part of a text.
+fn last_usage(data: &[u8]) -> Option<Usage> {
+    const KEY: &[u8] = b"\"usage\"";
+    let mut found = None;
+    let mut rest = data;
+    while let Some(at) = find(rest, KEY) {
+        rest = &rest[at + KEY.len()..];
+        found = usage::of_value(rest).or(found);
+    }
+    found
+}
+
+/// Whether the event has a list `choices` that is not empty.
 fn has_choices(data: &[u8]) -> bool {
     const KEY: &[u8] = b"\"choices\"";
     let Some(at) = find(data, KEY) else {

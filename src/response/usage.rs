@@ -65,7 +65,8 @@ pub(super) fn of_tail(tail: &[u8]) -> Option<Usage> {
     None
 }
 
-fn of_value(rest: &[u8]) -> Option<Usage> {
+/// From what follows the key `usage`.
+pub(super) fn of_value(rest: &[u8]) -> Option<Usage> {
     let rest = rest
         .trim_ascii_start()
         .strip_prefix(b":")?

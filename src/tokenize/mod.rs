@@ -271,7 +271,7 @@ impl Tokenizer {
             PromptInput::Text(text) => Work::Text {
                 text: Arc::clone(text),
                 special: local::Special::Added,
-                known: self.shared.known(text),
+                known: None,
             },
         };
         self.shared.finish(work)
@@ -296,7 +296,8 @@ enum Work {
     Text {
         text: Arc<str>,
         special: local::Special,
-        known: memo::Known,
+        /// `None`: not looked up yet.
+        known: Option<memo::Known>,
     },
 }
 
@@ -332,11 +333,7 @@ impl Shared {
     }
 
     fn text(&self, text: Arc<str>, special: local::Special) -> Work {
-        let known = if text.len() <= INLINE_BYTES {
-            self.known(&text)
-        } else {
-            memo::Known::default()
-        };
+        let known = (text.len() <= INLINE_BYTES).then(|| self.known(&text));
         Work::Text {
             text,
             special,
@@ -349,9 +346,11 @@ impl Shared {
             (_, None) => true,
             (Work::Chat(_), _) => false,
             (Work::Text { text, known, .. }, Some(local)) => {
-                let unknown_bytes = text.len() - known.bytes();
-                let takes = local.estimate(unknown_bytes);
-                text.len() <= INLINE_BYTES && takes <= self.config.offload_after
+                let Some(known) = known else {
+                    return false;
+                };
+                let takes = local.estimate(text.len() - known.bytes());
+                takes <= self.config.offload_after
             }
         }
     }
@@ -359,11 +358,7 @@ impl Shared {
     fn finish(&self, work: Work) -> Outcome {
         guarded(|| {
             let (text, special, known) = match work {
-                Work::Chat(chat) => {
-                    let text = self.rendered(&chat)?;
-                    let known = self.known(&text);
-                    (text, local::Special::AsWritten, known)
-                }
+                Work::Chat(chat) => (self.rendered(&chat)?, local::Special::AsWritten, None),
                 Work::Text {
                     text,
                     special,
@@ -373,6 +368,7 @@ impl Shared {
             if text.len() > self.config.max_text_bytes {
                 return Err(Degraded::TooLong.into());
             }
+            let known = known.unwrap_or_else(|| self.known(&text));
             let encoded = self.local()?.encode(&text, special, &known)?;
             self.metrics.reused(encoded.reused_bytes, text.len());
             Ok(encoded.ids)
