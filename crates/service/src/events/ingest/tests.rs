@@ -1,3 +1,5 @@
+//! What batches come to in a real partition, as selections see it; no socket.
+
 use std::num::NonZeroU32;
 use std::time::Instant;
 

@@ -1,3 +1,5 @@
+//! The rules of a stream one by one, then all of them against an engine with faults; no socket and no clock.
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;

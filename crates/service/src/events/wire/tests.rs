@@ -1,3 +1,5 @@
+//! Payloads of engines, byte for byte, and payloads of nobody; no socket and no partition.
+
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 

@@ -1,3 +1,5 @@
+//! Which workers may serve, and the words for those that may not; it starts nothing.
+
 use super::*;
 
 fn rules() -> Rules {

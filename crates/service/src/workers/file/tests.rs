@@ -1,3 +1,5 @@
+//! What a workers file may say; it reads no disk.
+
 use super::*;
 
 fn error(text: &str) -> String {

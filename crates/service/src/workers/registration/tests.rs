@@ -1,3 +1,5 @@
+//! The JSON of registrations and records; it judges none.
+
 use serde_json::{Value, json};
 
 use super::*;
