@@ -58,7 +58,7 @@ struct FleetArgs {
     #[arg(long, default_value_t = 1.0)]
     time_scale: f64,
     /// Prefill time of a token that is not cached, in microseconds
-    #[arg(long, default_value_t = 40.0)]
+    #[arg(long, default_value_t = 150.0)]
     prefill_us: f64,
     /// Seed of answers, faults and conversations
     #[arg(long, default_value_t = 1)]
@@ -129,7 +129,7 @@ struct RunArgs {
     /// Turns of each conversation
     #[arg(long, default_value_t = 5)]
     turns: usize,
-    /// Requests in flight [default: 4, or 16 in the second run of --check]
+    /// Requests in flight [default: 1, or 16 in the second run of --check]
     #[arg(long)]
     in_flight: Option<usize>,
 }
@@ -235,7 +235,7 @@ impl RunArgs {
         let (conversations, in_flight) = if mode == Mode::Check {
             (40, 16)
         } else {
-            (12, 4)
+            (12, 1)
         };
         Ok(Options {
             pointsman: self.pointsman.map_or_else(beside, Ok)?,

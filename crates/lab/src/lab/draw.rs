@@ -103,10 +103,10 @@ fn cell(turn: &Turn, coloured: bool) -> String {
 
 /// The figures of two runs side by side.
 pub(super) fn comparison(pointsman: &Figures, round_robin: &Figures) -> String {
-    let mut text = format!("\n    {:<34}{:>12}{:>14}\n", "", "Pointsman", "round robin");
+    let mut text = format!("\n    {:<40}{:>12}{:>14}\n", "", "Pointsman", "round robin");
     let mut row = |label: &str, figure: &dyn Fn(&Figures) -> String| {
         let (ours, theirs) = (figure(pointsman), figure(round_robin));
-        let _ = writeln!(text, "    {label:<34}{ours:>12}{theirs:>14}");
+        let _ = writeln!(text, "    {label:<40}{ours:>12}{theirs:>14}");
     };
     row("stayed on the worker of the turn before", &|run| {
         rate(run.stayed, run.later_turns)

@@ -122,7 +122,7 @@ async fn show(options: &Options, stage: &Stage) -> Result<Ending, LabError> {
         Conversation::draw(options.fleet.seed, options.conversations, options.turns);
     let systems: Vec<Option<u64>> = conversations.iter().map(|each| each.system).collect();
     step(&format!(
-        "{} conversations of {} turns, {} requests in flight: through Pointsman, then by round robin",
+        "{} conversations of {} turns, {} in flight (--in-flight): through Pointsman, then by round robin",
         options.conversations, options.turns, options.in_flight,
     ));
     let picked = perform(options, stage, &conversations, Gateway::Pointsman).await?;
