@@ -32,6 +32,12 @@ use crate::request::ChatPrompt;
 /// Texts shorter than this say nothing about speed.
 const RATE_BYTES: usize = 1024;
 
+/// However fast it usually is, a longer text may be one that was made to be slow.
+const QUICK_BYTES: usize = 128 * 1024;
+
+/// A run of one kind of character that covers such a block is looked for.
+const RUN_BYTES: usize = 256;
+
 /// Text for a first measurement.
 const SAMPLE: &str = include_str!("sample.txt");
 
@@ -159,10 +165,11 @@ impl Local {
             .map_or_else(Known::default, |memo| memo.known(text))
     }
 
-    /// How long encoding this much text will take.
-    pub(super) fn estimate(&self, bytes: usize) -> Duration {
-        let picoseconds = self.rate.load(Relaxed).saturating_mul(bytes as u64);
-        Duration::from_nanos(picoseconds / 1000)
+    /// Whether this much new text can be encoded on the request path.
+    pub(super) fn is_quick(&self, text: &str, limit: Duration) -> bool {
+        let picoseconds = self.rate.load(Relaxed).saturating_mul(text.len() as u64);
+        let takes = Duration::from_nanos(picoseconds / 1000);
+        text.len() <= QUICK_BYTES && takes <= limit && !has_long_run(text)
     }
 
     pub(super) fn encode(
@@ -332,6 +339,34 @@ impl Loaded {
     }
 }
 
+/// Whether there is a long run of letters, digits, spaces or signs, which becomes one word: the
+/// time for a word grows faster than its length, up to a thousand times that of plain text. Any
+/// run of twice [`RUN_BYTES`] is found, at the cost of a look at each block's first characters.
+fn has_long_run(text: &str) -> bool {
+    let mut start = 0;
+    while start + RUN_BYTES <= text.len() {
+        let block = &text[start..text.floor_char_boundary(start + RUN_BYTES)];
+        let mut kinds = block.chars().map(kind);
+        let first = kinds.next();
+        if kinds.all(|kind| Some(kind) == first) {
+            return true;
+        }
+        start += block.len();
+    }
+    false
+}
+
+fn kind(c: char) -> u8 {
+    match c {
+        'a'..='z' | 'A'..='Z' => 0,
+        '0'..='9' => 1,
+        _ if c.is_whitespace() => 2,
+        _ if c.is_alphabetic() => 0,
+        _ if c.is_numeric() => 1,
+        _ => 3,
+    }
+}
+
 pub(super) fn read_if_there(path: &Path) -> Result<Option<String>, LoadError> {
     match fs::read_to_string(path) {
         Ok(text) => Ok(Some(text)),
@@ -376,4 +411,23 @@ fn special_tokens(settings: &Json, others: &Json) -> Vec<(String, Value)> {
 fn mark() -> String {
     let secret = RandomState::new().hash_one(Instant::now());
     format!("\u{e0f3}{secret:016x}\u{e0f3}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_of_one_kind_is_found_and_plain_text_has_none() {
+        assert!(!has_long_run(&SAMPLE.repeat(20)));
+        assert!(!has_long_run(&"灯台は岬の先にあります。".repeat(500)));
+        assert!(!has_long_run(""));
+        for run in ["x", "7", " ", "=", "山"] {
+            for offset in [0, 1, 100, 255, 1_000] {
+                let plain = &"ab 12. ".repeat(200)[..offset];
+                let text = format!("{plain}{}{plain}", run.repeat(520 / run.len()));
+                assert!(has_long_run(&text), "{run} at {offset}");
+            }
+        }
+    }
 }

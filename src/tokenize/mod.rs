@@ -349,8 +349,7 @@ impl Shared {
                 let Some(known) = known else {
                     return false;
                 };
-                let takes = local.estimate(text.len() - known.bytes());
-                takes <= self.config.offload_after
+                local.is_quick(&text[known.bytes()..], self.config.offload_after)
             }
         }
     }

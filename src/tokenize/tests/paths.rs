@@ -81,6 +81,20 @@ async fn a_long_text_gives_the_same_ids_away_from_the_request_path() {
     }
 }
 
+#[test]
+fn a_text_that_may_be_slow_leaves_the_request_path() {
+    let tokenizer = Tokenizer::load(&small(), TokenizeConfig::default()).unwrap();
+    let leaves = |text: &str| {
+        matches!(
+            tokenizer.shared.inline(&text_request(text).prompt),
+            Step::Offload(_)
+        )
+    };
+    assert!(!leaves("the wind in the north"));
+    assert!(leaves(&"x".repeat(5_000)));
+    assert!(leaves(&"the wind in the north ".repeat(10_000)));
+}
+
 #[tokio::test]
 async fn a_text_over_the_limit_is_routed_by_load() {
     let config = TokenizeConfig {
