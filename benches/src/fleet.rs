@@ -6,8 +6,8 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use pointsman_lab::lab::tokenizer_door;
-use pointsman_lab::mock::{EngineConfig, Fleet, FleetConfig};
-use serde_json::Value;
+use pointsman_lab::mock::{EngineConfig, Fleet, FleetConfig, Worker};
+use serde_json::{Value, json};
 use tokio::runtime::{self, Runtime};
 
 use crate::http1::{self, Connection};
@@ -15,6 +15,8 @@ use crate::prompts::{Prompts, Size};
 
 pub(crate) const WORKERS: u16 = 10;
 pub(crate) const MODEL: &str = "bench";
+pub(crate) const BLOCK_SIZE: u32 = 16;
+const TOTAL_BLOCKS: usize = 200_000;
 /// Conversations of each size that the workers hold; every system prompt is among them.
 const CONVERSATIONS: u64 = 96;
 /// Where their numbers begin: the timed requests have others.
@@ -45,7 +47,8 @@ impl MockFleet {
             workers: WORKERS,
             model: MODEL.to_owned(),
             engine: EngineConfig {
-                total_blocks: 200_000,
+                block_size: BLOCK_SIZE,
+                total_blocks: TOTAL_BLOCKS,
                 ..EngineConfig::default()
             },
             time_scale: 0.0,
@@ -64,17 +67,22 @@ impl MockFleet {
 
     /// The workers' registrations; with `endpoints`, requests go there instead.
     pub(crate) fn registrations(&self, endpoints: Option<&[SocketAddr]>) -> Vec<Value> {
-        let mut registrations: Vec<_> = self
-            .fleet
-            .workers()
-            .iter()
-            .map(pointsman_lab::mock::Worker::registration)
-            .collect();
-        for (registration, endpoint) in registrations.iter_mut().zip(endpoints.unwrap_or_default())
-        {
-            registration["endpoint"] = format!("http://{endpoint}").into();
-        }
-        registrations
+        let workers = self.fleet.workers().iter().enumerate();
+        let registration = |(turn, worker): (usize, &Worker)| {
+            let endpoint = endpoints
+                .and_then(|endpoints| endpoints.get(turn).copied())
+                .unwrap_or(worker.address());
+            json!({
+                "worker_id": worker.id(),
+                "model_name": MODEL,
+                "endpoint": format!("http://{endpoint}"),
+                "kv_events_endpoint": worker.kv_events_endpoint(0),
+                "replay_endpoint": worker.replay_endpoint(0),
+                "block_size": BLOCK_SIZE,
+                "total_kv_blocks": TOTAL_BLOCKS,
+            })
+        };
+        workers.map(registration).collect()
     }
 
     /// Lets the workers compute, and so announce, conversations that share the system prompts of those to come.
@@ -96,7 +104,7 @@ impl MockFleet {
     }
 
     pub(crate) fn sent(&self) -> Vec<Sent> {
-        let sent = |worker: &pointsman_lab::mock::Worker| Sent {
+        let sent = |worker: &Worker| Sent {
             worker_id: worker.id(),
             last_sequence: worker.last_sequence(0),
         };

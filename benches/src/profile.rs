@@ -19,7 +19,7 @@ use pointsman_plugin::{KvRouterConfig, RouterPluginRegistry, WorkerType};
 use pointsman_service::{SelectionService, SelectionServiceBuilder};
 use prometheus_client::registry::Registry;
 
-use crate::fleet::{MODEL, MockFleet, Sent};
+use crate::fleet::{BLOCK_SIZE, MODEL, MockFleet, Sent};
 use crate::prompts::{Prompts, Size};
 use crate::stats::median;
 
@@ -168,7 +168,7 @@ impl Parts {
         let ids = ids?;
         cost[2] = (took - cost[1]).max(0.0);
         let layout = HashLayout {
-            block_size: 16.try_into()?,
+            block_size: BLOCK_SIZE.try_into()?,
             eagle: false,
         };
         cost[3] = timed(|| prompt_hashes(&ids, layout, HashSeed::new(None, None), &[])).1;
