@@ -2,19 +2,34 @@
 //!
 //! A block is named by our own chained sequence hash, so a removal in the middle of a chain hides
 //! what is behind it, and storing that block again brings it back. The engine's names are only a
-//! per-rank way to say which block an event means.
+//! per-rank way to say which block an event means. Copies are counted per rank, tier and cache
+//! group: a block is a rank's until the last one is removed.
 //!
-//! Memory is bounded by `max_entries` (block, rank) pairs. At the bound a new block is not
+//! Memory is bounded by `max_entries` (name, rank) pairs. At the bound a new block is not
 //! indexed and counted as refused; what is indexed stays true, so the newest is forgotten first.
+//! Blocks that wait for an unknown parent have a bound of their own, and the oldest go first.
 
-use hashbrown::HashMap;
-use hashbrown::hash_map::Entry;
+mod apply;
+mod chains;
+mod doubt;
+mod dump;
+mod holdings;
+mod names;
+mod strand;
+mod waiting;
+
 use pointsman_plugin::WorkerWithDpRank;
 
-use crate::hash::{BlockHash, EngineHash, SequenceHash, chain};
-use crate::ranks::{RankSet, RankSlot, RankTable};
+use crate::hash::{BlockHash, EngineHash, SequenceHash};
+use crate::ranks::{RankSlot, RankTable};
 
-pub use crate::ranks::Overlaps;
+pub use crate::overlaps::Overlaps;
+pub use crate::tier::{Placement, Tier};
+pub use dump::DumpedRun;
+
+use chains::Chains;
+use holdings::Holdings;
+use waiting::Waiting;
 
 /// The default bound on (block, rank) pairs of one index.
 pub const DEFAULT_MAX_ENTRIES: usize = 50_000_000;
@@ -27,9 +42,13 @@ pub enum KvEvent {
         parent: Option<EngineHash>,
         blocks: Vec<StoredBlock>,
     },
-    Removed {
-        engine_hashes: Vec<EngineHash>,
-    },
+    /// One copy less of each.
+    Removed { engine_hashes: Vec<EngineHash> },
+    /// How many copies are left of each, as an engine says that counts them itself.
+    Remaining { copies: Vec<(EngineHash, u32)> },
+    /// Blocks that the rank holds in some tier are now held in this one too.
+    Linked { engine_hashes: Vec<EngineHash> },
+    /// The rank holds nothing in any tier.
     Cleared,
 }
 
@@ -61,7 +80,8 @@ pub enum Applied {
     Cleared {
         blocks: usize,
     },
-    /// The parent is not held by this rank, so the blocks' place is not known: nothing was stored.
+    /// The parent is not held by this rank, so the blocks' place is not known: they are kept aside
+    /// until it is stored, and count for nothing until then.
     UnknownParent,
     /// The rank is not registered: nothing was changed.
     UnknownRank,
@@ -75,14 +95,29 @@ pub struct IndexStats {
     pub ranks: usize,
     /// Distinct blocks held by any rank.
     pub blocks: usize,
+    /// Runs of blocks that are kept together.
+    pub strands: usize,
     /// Distinct (engine name, rank) pairs; what the bound is about.
     pub entries: usize,
     pub max_entries: usize,
+    /// Stores that wait for their parent now, and their blocks.
+    pub waiting_events: usize,
+    pub waiting_blocks: usize,
+    /// Blocks that ranks hold without confirmation, by rank and tier.
+    pub unconfirmed: usize,
     pub stored: u64,
     pub duplicate_stores: u64,
     pub removed: u64,
     pub unknown_removals: u64,
+    /// Blocks said to be in another tier too that the rank held in none.
+    pub unknown_links: u64,
     pub unknown_parents: u64,
+    /// Stores that waited until their parent came.
+    pub parents_found: u64,
+    /// Stores that were given up waiting, at the bound.
+    pub waiting_forgotten: u64,
+    /// Unconfirmed blocks that were dropped.
+    pub unconfirmed_dropped: u64,
     pub unknown_ranks: u64,
     /// Names that came to mean another block; the newer meaning was kept.
     pub renamed: u64,
@@ -90,28 +125,17 @@ pub struct IndexStats {
     pub cleared: u64,
 }
 
-/// The device tier's index of one partition.
+/// Who holds what, in all tiers of one partition.
 #[derive(Debug)]
 pub struct KvIndex {
     ranks: RankTable,
     /// By slot.
-    held: Vec<RankBlocks>,
-    owners: HashMap<SequenceHash, RankSet>,
+    held: Vec<Holdings>,
+    chains: Chains,
+    waiting: Waiting,
+    /// (Block, rank, tier) triples outside the device tier; at 0 no lookup asks for them.
+    below_device: usize,
     counts: IndexStats,
-}
-
-/// What one rank holds, under the engine's names.
-#[derive(Debug, Default)]
-struct RankBlocks {
-    names: HashMap<EngineHash, Copies>,
-    /// Names beyond the first of blocks that have several; mostly empty.
-    aliases: HashMap<SequenceHash, usize>,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Copies {
-    sequence: SequenceHash,
-    count: u32,
 }
 
 impl Default for KvIndex {
@@ -125,7 +149,9 @@ impl KvIndex {
         Self {
             ranks: RankTable::default(),
             held: Vec::new(),
-            owners: HashMap::new(),
+            chains: Chains::default(),
+            waiting: Waiting::default(),
+            below_device: 0,
             counts: IndexStats {
                 max_entries,
                 ..IndexStats::default()
@@ -137,8 +163,7 @@ impl KvIndex {
     pub fn add_rank(&mut self, worker: WorkerWithDpRank) -> RankSlot {
         let slot = self.ranks.insert(worker);
         if self.held.len() < self.ranks.bound() {
-            self.held
-                .resize_with(self.ranks.bound(), RankBlocks::default);
+            self.held.resize_with(self.ranks.bound(), Holdings::default);
         }
         slot
     }
@@ -154,9 +179,7 @@ impl KvIndex {
     /// Forgets all ranks of a worker.
     pub fn remove_worker(&mut self, worker_id: u64) {
         let ranks: Vec<_> = self
-            .ranks
-            .workers()
-            .map(|(worker, _)| worker)
+            .ranks()
             .filter(|worker| worker.worker_id == worker_id)
             .collect();
         for worker in ranks {
@@ -173,21 +196,9 @@ impl KvIndex {
         self.ranks.workers().map(|(worker, _)| worker)
     }
 
+    /// Takes over what a rank says of its device tier.
     pub fn apply(&mut self, worker: WorkerWithDpRank, event: &KvEvent) -> Applied {
-        let Some(slot) = self.ranks.get(worker) else {
-            self.counts.unknown_ranks += 1;
-            return Applied::UnknownRank;
-        };
-        match event {
-            KvEvent::Stored { parent, blocks } => self.store(slot, *parent, blocks),
-            KvEvent::Removed { engine_hashes } => self.remove(slot, engine_hashes),
-            KvEvent::Cleared => {
-                self.counts.cleared += 1;
-                Applied::Cleared {
-                    blocks: self.clear_slot(slot),
-                }
-            }
-        }
+        self.apply_at(worker, Placement::default(), event)
     }
 
     /// The leading blocks each rank holds of a chain.
@@ -199,160 +210,32 @@ impl KvIndex {
 
     /// As [`overlap`](Self::overlap), into a value that is used again and again.
     pub fn overlap_into(&self, sequence_hashes: &[SequenceHash], overlaps: &mut Overlaps) {
-        overlaps.walk(
-            self.ranks.bound(),
-            sequence_hashes.iter().map(|hash| self.owners.get(hash)),
-        );
+        overlaps.begin(self.ranks.bound());
+        if self.below_device == 0 {
+            self.chains.walk(sequence_hashes, |holders, blocks| {
+                overlaps.step(Some(&holders.device), blocks)
+            });
+            overlaps.end_walk();
+        } else {
+            self.chains.walk(sequence_hashes, |holders, blocks| {
+                overlaps.step_tiers(|tier| holders.get(tier), blocks)
+            });
+            overlaps.end_tiers();
+        }
     }
 
     pub fn stats(&self) -> IndexStats {
         IndexStats {
             ranks: self.ranks.len(),
-            blocks: self.owners.len(),
+            blocks: self.chains.blocks(),
+            strands: self.chains.strands(),
+            waiting_events: self.waiting.events(),
+            waiting_blocks: self.waiting.blocks(),
+            waiting_forgotten: self.waiting.forgotten,
+            unconfirmed: self.held.iter().map(Holdings::doubtful).sum(),
             ..self.counts
         }
     }
-
-    fn store(
-        &mut self,
-        slot: RankSlot,
-        parent: Option<EngineHash>,
-        blocks: &[StoredBlock],
-    ) -> Applied {
-        let mut previous = None;
-        if let Some(parent) = parent {
-            let Some(copies) = self.held[slot.index()].names.get(&parent) else {
-                self.counts.unknown_parents += 1;
-                return Applied::UnknownParent;
-            };
-            previous = Some(copies.sequence);
-        }
-        let (mut stored, mut duplicates) = (0, 0);
-        for block in blocks {
-            let sequence = chain(previous, block.block_hash);
-            match self.store_one(slot, block.engine_hash, sequence) {
-                Some(true) => stored += 1,
-                Some(false) => duplicates += 1,
-                None => break,
-            }
-            previous = Some(sequence);
-        }
-        // What is behind a refused block could not be found anyway.
-        let refused = blocks.len() - stored - duplicates;
-        self.counts.stored += count(stored);
-        self.counts.duplicate_stores += count(duplicates);
-        self.counts.refused += count(refused);
-        Applied::Stored {
-            blocks: stored,
-            duplicates,
-            refused,
-        }
-    }
-
-    /// Whether the block is new under that name; `None` if there is no room for it.
-    fn store_one(
-        &mut self,
-        slot: RankSlot,
-        engine_hash: EngineHash,
-        sequence: SequenceHash,
-    ) -> Option<bool> {
-        let full = self.counts.entries >= self.counts.max_entries;
-        match self.held[slot.index()].names.entry(engine_hash) {
-            Entry::Occupied(mut entry) if entry.get().sequence == sequence => {
-                let copies = entry.get_mut();
-                copies.count = copies.count.saturating_add(1);
-                return Some(false);
-            }
-            Entry::Occupied(mut entry) => {
-                let before = entry.insert(Copies { sequence, count: 1 }).sequence;
-                self.counts.renamed += 1;
-                self.disown(slot, before);
-            }
-            Entry::Vacant(_) if full => return None,
-            Entry::Vacant(entry) => {
-                entry.insert(Copies { sequence, count: 1 });
-                self.counts.entries += 1;
-            }
-        }
-        self.own(slot, sequence);
-        Some(true)
-    }
-
-    fn remove(&mut self, slot: RankSlot, engine_hashes: &[EngineHash]) -> Applied {
-        let mut removed = 0;
-        for engine_hash in engine_hashes {
-            let Entry::Occupied(mut entry) = self.held[slot.index()].names.entry(*engine_hash)
-            else {
-                continue;
-            };
-            removed += 1;
-            if entry.get().count > 1 {
-                entry.get_mut().count -= 1;
-                continue;
-            }
-            let sequence = entry.remove().sequence;
-            self.counts.entries -= 1;
-            self.disown(slot, sequence);
-        }
-        let unknown = engine_hashes.len() - removed;
-        self.counts.removed += count(removed);
-        self.counts.unknown_removals += count(unknown);
-        Applied::Removed {
-            blocks: removed,
-            unknown,
-        }
-    }
-
-    fn clear_slot(&mut self, slot: RankSlot) -> usize {
-        let held = std::mem::take(&mut self.held[slot.index()]);
-        for copies in held.names.values() {
-            self.drop_owner(slot, copies.sequence);
-        }
-        self.counts.entries -= held.names.len();
-        held.names.len()
-    }
-
-    /// One more name of the rank means this block.
-    fn own(&mut self, slot: RankSlot, sequence: SequenceHash) {
-        match self.owners.entry(sequence) {
-            Entry::Vacant(entry) => {
-                entry.insert(RankSet::one(slot));
-            }
-            Entry::Occupied(mut entry) => {
-                if !entry.get_mut().insert(slot) {
-                    *self.held[slot.index()].aliases.entry(sequence).or_default() += 1;
-                }
-            }
-        }
-    }
-
-    /// One name less of the rank means this block; the last one takes it from the rank.
-    fn disown(&mut self, slot: RankSlot, sequence: SequenceHash) {
-        let aliases = &mut self.held[slot.index()].aliases;
-        if !aliases.is_empty()
-            && let Entry::Occupied(mut entry) = aliases.entry(sequence)
-        {
-            *entry.get_mut() -= 1;
-            if *entry.get() == 0 {
-                entry.remove();
-            }
-            return;
-        }
-        self.drop_owner(slot, sequence);
-    }
-
-    fn drop_owner(&mut self, slot: RankSlot, sequence: SequenceHash) {
-        if let Entry::Occupied(mut entry) = self.owners.entry(sequence) {
-            entry.get_mut().remove(slot);
-            if entry.get().is_empty() {
-                entry.remove();
-            }
-        }
-    }
-}
-
-fn count(blocks: usize) -> u64 {
-    u64::try_from(blocks).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

@@ -14,17 +14,21 @@ pub mod selection;
 
 mod eligibility;
 mod load;
+mod overlaps;
 mod policy;
+mod predictions;
 mod ranks;
 mod reservation;
 #[cfg(test)]
 mod testing;
+mod tier;
 
 pub use load::Charge;
 pub use partition::{
     Partition, PartitionConfig, PartitionId, PartitionStats, PotentialLoad, PromptOverlap,
     RankOverlap, WorkerEntry,
 };
+pub use predictions::PredictionStats;
 pub use ranks::RankSlot;
 pub use reservation::{Reservation, ReservationId};
 pub use selection::{

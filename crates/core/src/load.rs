@@ -15,7 +15,8 @@ use hashbrown::hash_map::Entry;
 use pointsman_plugin::WorkerWithDpRank;
 
 use crate::hash::SequenceHash;
-use crate::ranks::{Overlaps, RankSet, RankSlot, RankTable};
+use crate::overlaps::Overlaps;
+use crate::ranks::{RankSet, RankSlot, RankTable};
 use crate::selection::RankLoad;
 
 /// Weights are counted in this fraction of a block, so that sums are exact.

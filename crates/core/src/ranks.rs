@@ -39,6 +39,11 @@ impl RankSlot {
     pub(crate) fn index(self) -> usize {
         index(self.0)
     }
+
+    #[cfg(test)]
+    pub(crate) fn of(number: u32) -> Self {
+        Self(number)
+    }
 }
 
 impl RankTable {
@@ -87,6 +92,12 @@ impl RankTable {
     /// One past the largest slot ever given.
     pub(crate) fn bound(&self) -> usize {
         self.ranks.len()
+    }
+}
+
+impl Default for RankSet {
+    fn default() -> Self {
+        Self::Word(0)
     }
 }
 
@@ -177,6 +188,39 @@ impl RankSet {
         }
     }
 
+    /// Whether two sets have the same members, `but` aside; none is an empty one.
+    pub(crate) fn same_but(
+        one: Option<&Self>,
+        other: Option<&Self>,
+        but: Option<RankSlot>,
+    ) -> bool {
+        let (one, other) = match (one, other) {
+            (None, None) => return true,
+            (Some(set), None) | (None, Some(set)) => {
+                let aside = but.is_some_and(|slot| set.contains(slot));
+                return set.len() == usize::from(aside);
+            }
+            (Some(one), Some(other)) => (one, other),
+        };
+        if let (Some(one), Some(other)) = (one.words(), other.words()) {
+            let most = one.len().max(other.len());
+            return (0..most).all(|at| {
+                let word = |words: &[u64]| words.get(at).copied().unwrap_or(0);
+                let aside = but
+                    .filter(|slot| index(slot.0 / WORD_BITS) == at)
+                    .map_or(0, |slot| bit(slot.0));
+                (word(one) ^ word(other)) & !aside == 0
+            });
+        }
+        let len = |set: &Self| set.len() - usize::from(but.is_some_and(|slot| set.contains(slot)));
+        if len(one) != len(other) {
+            return false;
+        }
+        let mut same = true;
+        one.for_each(|slot| same &= Some(slot) == but || other.contains(slot));
+        same
+    }
+
     pub(crate) fn for_each(&self, mut visit: impl FnMut(RankSlot)) {
         match self {
             Self::Word(word) => for_each_bit(*word, 0, &mut visit),
@@ -194,7 +238,7 @@ impl RankSet {
     }
 
     /// The set as a bitset, where it is one.
-    fn words(&self) -> Option<&[u64]> {
+    pub(crate) fn words(&self) -> Option<&[u64]> {
         match self {
             Self::Word(word) => Some(std::slice::from_ref(word)),
             Self::Few { .. } => None,
@@ -221,126 +265,10 @@ impl RankSet {
     }
 }
 
-/// How many leading blocks of one request each rank has, by slot; reused from request to request.
-#[derive(Debug, Default)]
-pub struct Overlaps {
-    blocks: Vec<u32>,
-    /// Slots whose count is not zero, so that clearing costs what the last walk found.
-    found: Vec<RankSlot>,
-    alive: Vec<u64>,
-    listed: Vec<RankSlot>,
-}
-
-impl Overlaps {
-    /// Leading blocks of the rank in `slot`.
-    pub fn blocks(&self, slot: RankSlot) -> u32 {
-        self.blocks.get(slot.index()).copied().unwrap_or(0)
-    }
-
-    /// Slots with at least one leading block, in no order.
-    pub fn found(&self) -> &[RankSlot] {
-        &self.found
-    }
-
-    pub(crate) fn clear(&mut self) {
-        for slot in self.found.drain(..) {
-            self.blocks[slot.index()] = 0;
-        }
-        self.listed.clear();
-    }
-
-    /// Follows `sets`, the owners of one block after the other, until no rank is left.
-    ///
-    /// Bitsets are intersected by the word; once a set is a list, so are the ranks left.
-    pub(crate) fn walk<'a>(
-        &mut self,
-        bound: usize,
-        mut sets: impl Iterator<Item = Option<&'a RankSet>>,
-    ) {
-        self.clear();
-        if self.blocks.len() < bound {
-            self.blocks.resize(bound, 0);
-        }
-        let Some(first) = sets.next().flatten() else {
-            return;
-        };
-        first.for_each(|slot| self.found.push(slot));
-        let mut depth = 1;
-        if let Some(words) = first.words() {
-            self.alive.clear();
-            self.alive.extend_from_slice(words);
-            if !self.walk_words(&mut depth, &mut sets) {
-                return;
-            }
-        } else {
-            self.listed.extend_from_slice(&self.found);
-        }
-        self.walk_listed(depth, &mut sets);
-    }
-
-    /// True if a set was a list: the ranks left are listed then.
-    fn walk_words<'a>(
-        &mut self,
-        depth: &mut u32,
-        sets: &mut impl Iterator<Item = Option<&'a RankSet>>,
-    ) -> bool {
-        let blocks = &mut self.blocks;
-        for set in sets {
-            let Some(owners) = set.map_or(Some(&[][..]), RankSet::words) else {
-                let listed = &mut self.listed;
-                for (at, word) in (0..).zip(&self.alive) {
-                    for_each_bit(*word, at, &mut |slot| {
-                        if set.is_some_and(|set| set.contains(slot)) {
-                            listed.push(slot);
-                        } else {
-                            blocks[slot.index()] = *depth;
-                        }
-                    });
-                }
-                *depth += 1;
-                return true;
-            };
-            let mut any = 0;
-            for (at, word) in (0..).zip(self.alive.iter_mut()) {
-                let owners = owners.get(index(at)).copied().unwrap_or(0);
-                let lost = *word & !owners;
-                if lost != 0 {
-                    for_each_bit(lost, at, &mut |slot| blocks[slot.index()] = *depth);
-                    *word &= owners;
-                }
-                any |= *word;
-            }
-            if any == 0 {
-                return false;
-            }
-            *depth += 1;
-        }
-        for (at, word) in (0..).zip(&self.alive) {
-            for_each_bit(*word, at, &mut |slot| blocks[slot.index()] = *depth);
-        }
-        false
-    }
-
-    fn walk_listed<'a>(
-        &mut self,
-        mut depth: u32,
-        sets: &mut impl Iterator<Item = Option<&'a RankSet>>,
-    ) {
-        let blocks = &mut self.blocks;
-        while !self.listed.is_empty() {
-            let Some(set) = sets.next() else { break };
-            self.listed.retain(|slot| {
-                let kept = set.is_some_and(|set| set.contains(*slot));
-                if !kept {
-                    blocks[slot.index()] = depth;
-                }
-                kept
-            });
-            depth = depth.saturating_add(1);
-        }
-        for slot in self.listed.drain(..) {
-            blocks[slot.index()] = depth;
-        }
+pub(crate) fn for_each_bit(mut word: u64, at: u32, visit: &mut impl FnMut(RankSlot)) {
+    while word != 0 {
+        visit(RankSlot(at * WORD_BITS + word.trailing_zeros()));
+        word &= word - 1;
     }
 }
 
@@ -350,13 +278,6 @@ fn index(slot: u32) -> usize {
 
 fn bit(slot: u32) -> u64 {
     1 << (slot % WORD_BITS)
-}
-
-fn for_each_bit(mut word: u64, at: u32, visit: &mut impl FnMut(RankSlot)) {
-    while word != 0 {
-        visit(RankSlot(at * WORD_BITS + word.trailing_zeros()));
-        word &= word - 1;
-    }
 }
 
 #[cfg(test)]
@@ -403,36 +324,5 @@ mod tests {
         assert_eq!(table.insert(third), slot);
         assert!(table.is(slot, third));
         assert_eq!(table.bound(), 2);
-    }
-
-    #[test]
-    fn a_walk_agrees_with_asking_each_rank() {
-        for bound in [4_u32, 64, 300] {
-            let mut random = seeded(&format!("slots below {bound}"));
-            let mut overlaps = Overlaps::default();
-            for _ in 0..300 {
-                let density = random.random_range(0.5..1.0);
-                let sets: Vec<Option<RankSet>> = (0..random.random_range(0..12))
-                    .map(|depth| {
-                        let mut set = RankSet::Word(0);
-                        for slot in 0..bound {
-                            if random.random_bool(f64::powi(density, depth + 1)) {
-                                set.insert(RankSlot(slot));
-                            }
-                        }
-                        (!set.is_empty()).then_some(set)
-                    })
-                    .collect();
-                overlaps.walk(bound as usize, sets.iter().map(Option::as_ref));
-                for slot in (0..bound).map(RankSlot) {
-                    let expected = sets
-                        .iter()
-                        .take_while(|set| set.as_ref().is_some_and(|set| set.contains(slot)))
-                        .count();
-                    assert_eq!(overlaps.blocks(slot) as usize, expected);
-                    assert_eq!(overlaps.found().contains(&slot), expected > 0);
-                }
-            }
-        }
     }
 }

@@ -1,6 +1,7 @@
 //! What a selection is asked with and answered with; it decides nothing.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::ops::Range;
 use std::sync::Arc;
 
 use pointsman_plugin::{
@@ -10,6 +11,7 @@ use pointsman_plugin::{
 
 use crate::hash::{BlockHash, SequenceHash};
 use crate::load::Charge;
+use crate::partition::RankOverlap;
 use crate::record::DecisionRecord;
 use crate::reservation::Reservation;
 
@@ -32,6 +34,9 @@ pub struct SelectionRequest {
     pub expected_output_tokens: Option<u32>,
     pub priority_jump: f64,
     pub strict_priority: u32,
+    /// Blocks of the prompt that the shared cache has, as ranges of block positions, ascending and
+    /// apart from each other.
+    pub shared_hits: Vec<Range<u32>>,
     /// Settings this request replaces; `track_prefill_tokens` is among them.
     pub overrides: ConfigOverrides,
     /// Seed of the policy's randomness; the partition makes one if there is none.
@@ -97,6 +102,12 @@ pub struct Selection {
     pub overlap_blocks: u64,
     /// The same for every rank of the picked worker, zeros included, by rank.
     pub rank_overlaps: Vec<(u32, u64)>,
+    /// Blocks that the picked rank holds in host memory behind those.
+    pub host_overlap_blocks: u64,
+    /// Blocks that it holds on disk or in external storage behind those.
+    pub disk_overlap_blocks: u64,
+    /// The same, by tier, for every rank of the picked worker, by rank.
+    pub rank_tiers: Vec<RankOverlap>,
     /// What the engine is expected to report as cached; never the whole prompt.
     pub predicted_cached_tokens: u64,
     /// What is left to compute after cache credit.
@@ -171,4 +182,10 @@ pub enum SelectError {
     DuplicateReservation { id: String },
     #[error("the selected worker left before its load was reserved")]
     WorkerGone,
+}
+
+/// How many shared blocks are at `position` or behind it.
+pub(crate) fn hits_beyond(hits: &[Range<u32>], position: u32) -> u32 {
+    let beyond = |hit: &Range<u32>| hit.end.saturating_sub(hit.start.max(position));
+    hits.iter().map(beyond).fold(0, u32::saturating_add)
 }

@@ -1,12 +1,9 @@
-//! What the index must answer, first fact by fact, then against a naive model.
+//! What the index must answer, fact by fact; random histories are in `model`.
 
-use std::collections::{BTreeMap, BTreeSet};
-
-use rand::Rng;
+mod model;
 
 use super::*;
 use crate::hash::chain_all;
-use crate::testing::seeded;
 
 const WORKER: WorkerWithDpRank = WorkerWithDpRank::new(1, 0);
 const OTHER: WorkerWithDpRank = WorkerWithDpRank::new(2, 0);
@@ -60,7 +57,7 @@ fn each_rank_matches_what_it_stored() {
 }
 
 #[test]
-fn an_unknown_parent_stores_nothing_and_is_counted() {
+fn a_parent_that_only_another_rank_holds_is_unknown() {
     let mut index = index(&[WORKER, OTHER]);
     index.apply(OTHER, &stored(None, &[1, 2]));
     let applied = index.apply(WORKER, &stored(Some(20), &[3]));
@@ -215,117 +212,207 @@ fn a_full_index_refuses_what_is_new_and_stays_true() {
     assert_eq!(index.stats().entries, 3);
 }
 
-/// What a rank holds, written down one event after the other: names with the chain of block
-/// hashes they stand for, and how many copies.
-#[derive(Default)]
-struct Naive(BTreeMap<u64, (Vec<u64>, u32)>);
+fn at(tier: Tier, group: u32) -> Placement {
+    Placement { tier, group }
+}
 
-impl Naive {
-    fn store(&mut self, parent: Option<u64>, blocks: &[(u64, u64)]) -> bool {
-        let mut chain = match parent.map(|parent| self.0.get(&parent)) {
-            None => Vec::new(),
-            Some(Some((chain, _))) => chain.clone(),
-            Some(None) => return false,
-        };
-        for (engine_hash, block_hash) in blocks {
-            chain.push(*block_hash);
-            match self.0.get_mut(engine_hash) {
-                Some((before, copies)) if *before == chain => *copies += 1,
-                _ => {
-                    self.0.insert(*engine_hash, (chain.clone(), 1));
-                }
-            }
-        }
-        true
-    }
-
-    fn remove(&mut self, engine_hash: u64) {
-        if let Some((_, copies)) = self.0.get_mut(&engine_hash) {
-            *copies -= 1;
-            if *copies == 0 {
-                self.0.remove(&engine_hash);
-            }
-        }
-    }
-
-    fn matched(&self, prompt: &[u64]) -> usize {
-        let held: BTreeSet<&[u64]> = self.0.values().map(|(chain, _)| &chain[..]).collect();
-        (0..prompt.len())
-            .take_while(|last| held.contains(&prompt[..=*last]))
-            .count()
+fn linked(engine_hashes: &[u64]) -> KvEvent {
+    KvEvent::Linked {
+        engine_hashes: engine_hashes.iter().copied().map(EngineHash).collect(),
     }
 }
 
+/// Device, host and disk blocks.
+fn tiers(index: &KvIndex, worker: WorkerWithDpRank, blocks: &[u64]) -> (u32, u32, u32) {
+    let blocks: Vec<_> = blocks.iter().copied().map(BlockHash).collect();
+    let overlaps = index.overlap(&chain_all(&blocks));
+    let slot = index.slot(worker).unwrap();
+    (
+        overlaps.blocks(slot),
+        overlaps.host_blocks(slot),
+        overlaps.disk_blocks(slot),
+    )
+}
+
 #[test]
-fn the_index_agrees_with_a_naive_model() {
-    for rank_count in [3_u64, 70] {
-        let mut random = seeded(&format!("{rank_count} ranks"));
-        let mut index = KvIndex::default();
-        let mut models: BTreeMap<WorkerWithDpRank, Naive> = BTreeMap::new();
-        for _ in 0..6_000 {
-            let worker = WorkerWithDpRank::new(random.random_range(0..rank_count), 0);
-            let Some(model) = models.get_mut(&worker) else {
-                index.add_rank(worker);
-                models.insert(worker, Naive::default());
-                continue;
-            };
-            match random.random_range(0..200) {
-                0..120 => {
-                    // Few names and few blocks, so that names repeat, collide and change meaning.
-                    let names: Vec<u64> = model.0.keys().copied().collect();
-                    let parent = (!names.is_empty() && random.random_bool(0.7)).then(|| {
-                        if random.random_bool(0.05) {
-                            u64::MAX
-                        } else {
-                            names[random.random_range(0..names.len())]
-                        }
-                    });
-                    let blocks: Vec<_> = (0..random.random_range(0..4))
-                        .map(|_| (random.random_range(0..60), random.random_range(0..3)))
-                        .collect();
-                    let event = KvEvent::Stored {
-                        parent: parent.map(EngineHash),
-                        blocks: blocks
-                            .iter()
-                            .map(|(engine_hash, block_hash)| StoredBlock {
-                                engine_hash: EngineHash(*engine_hash),
-                                block_hash: BlockHash(*block_hash),
-                            })
-                            .collect(),
-                    };
-                    let known = model.store(parent, &blocks);
-                    let applied = index.apply(worker, &event);
-                    assert_eq!(applied != Applied::UnknownParent, known);
-                }
-                120..196 => {
-                    let name = random.random_range(0..60);
-                    model.remove(name);
-                    index.apply(worker, &removed(&[name]));
-                }
-                196..199 => {
-                    model.0.clear();
-                    index.apply(worker, &KvEvent::Cleared);
-                }
-                _ => {
-                    models.remove(&worker);
-                    index.remove_rank(worker);
-                }
-            }
-            let prompt: Vec<u64> = (0..random.random_range(0..8))
-                .map(|_| random.random_range(0..3))
-                .collect();
-            let checked = models.iter().skip(random.random_range(0..7)).step_by(7);
-            for (worker, model) in checked {
-                let expected = model.matched(&prompt);
-                assert_eq!(matched(&index, *worker, &prompt) as usize, expected);
-            }
-        }
-        let entries: usize = models.values().map(|model| model.0.len()).sum();
-        assert_eq!(index.stats().entries, entries);
-        for worker in models.keys() {
-            index.remove_rank(*worker);
-        }
-        let stats = index.stats();
-        assert_eq!((stats.ranks, stats.blocks, stats.entries), (0, 0, 0));
+fn children_of_an_unknown_parent_wait_for_it() {
+    let mut index = index(&[WORKER]);
+    assert_eq!(
+        index.apply(WORKER, &stored(Some(20), &[3, 4])),
+        Applied::UnknownParent
+    );
+    index.apply(WORKER, &stored(Some(40), &[5]));
+    assert_eq!(matched(&index, WORKER, &[3]), 0);
+    assert_eq!(index.stats().waiting_blocks, 3);
+    index.apply(WORKER, &stored(None, &[1, 2]));
+    assert_eq!(matched(&index, WORKER, &[1, 2, 3, 4, 5]), 5);
+    assert_eq!(index.stats().waiting_events, 0);
+    assert_eq!(index.stats().parents_found, 2);
+}
+
+#[test]
+fn a_removal_of_a_waiting_block_is_not_undone() {
+    let mut index = index(&[WORKER]);
+    index.apply(WORKER, &stored(Some(10), &[2]));
+    index.apply(WORKER, &stored(Some(20), &[3]));
+    index.apply(WORKER, &removed(&[20]));
+    index.apply(WORKER, &stored(None, &[1]));
+    assert_eq!(matched(&index, WORKER, &[1, 2, 3]), 1);
+    index.apply(WORKER, &stored(Some(10), &[2]));
+    assert_eq!(matched(&index, WORKER, &[1, 2, 3]), 3);
+}
+
+#[test]
+fn the_oldest_of_too_many_waiting_stores_is_forgotten() {
+    let mut index = index(&[WORKER]);
+    for block in 0..5_000 {
+        index.apply(WORKER, &stored(Some(1_000_000 + block), &[block]));
     }
+    let stats = index.stats();
+    assert_eq!(stats.waiting_events, 4_096);
+    assert_eq!(stats.waiting_forgotten, 5_000 - 4_096);
+    index.apply(WORKER, &KvEvent::Cleared);
+    assert_eq!(index.stats().waiting_blocks, 0);
+}
+
+#[test]
+fn copies_in_two_groups_need_a_removal_in_each() {
+    let mut index = index(&[WORKER]);
+    index.apply_at(WORKER, at(Tier::Device, 0), &stored(None, &[1]));
+    index.apply_at(WORKER, at(Tier::Device, 1), &stored(None, &[1]));
+    index.apply_at(WORKER, at(Tier::Device, 1), &removed(&[10]));
+    index.apply_at(WORKER, at(Tier::Device, 1), &removed(&[10]));
+    assert_eq!(matched(&index, WORKER, &[1]), 1);
+    assert_eq!(index.stats().unknown_removals, 1);
+    index.apply_at(WORKER, at(Tier::Device, 0), &removed(&[10]));
+    assert_eq!(matched(&index, WORKER, &[1]), 0);
+}
+
+#[test]
+fn the_engines_own_count_of_copies_wins() {
+    let mut index = index(&[WORKER]);
+    for _ in 0..3 {
+        index.apply(WORKER, &stored(None, &[1]));
+    }
+    let remaining = |left| KvEvent::Remaining {
+        copies: vec![(EngineHash(10), left)],
+    };
+    index.apply(WORKER, &remaining(2));
+    index.apply(WORKER, &removed(&[10]));
+    assert_eq!(matched(&index, WORKER, &[1]), 1);
+    index.apply(WORKER, &remaining(0));
+    assert_eq!(matched(&index, WORKER, &[1]), 0);
+    assert_eq!(index.stats().entries, 0);
+    assert_eq!(
+        index.apply(WORKER, &remaining(0)),
+        Applied::Removed {
+            blocks: 0,
+            unknown: 1
+        }
+    );
+}
+
+#[test]
+fn a_removal_from_the_device_leaves_the_host_copy() {
+    let mut index = index(&[WORKER]);
+    index.apply(WORKER, &stored(None, &[1, 2, 3]));
+    index.apply_at(WORKER, Tier::Host.into(), &linked(&[10, 20, 30, 990]));
+    assert_eq!(tiers(&index, WORKER, &[1, 2, 3]), (3, 0, 0));
+    index.apply(WORKER, &removed(&[10, 20, 30]));
+    assert_eq!(tiers(&index, WORKER, &[1, 2, 3]), (0, 3, 0));
+    assert_eq!(index.stats().unknown_links, 1);
+}
+
+#[test]
+fn an_absent_name_does_not_stop_a_removal_in_the_host_tier() {
+    let mut index = index(&[WORKER]);
+    index.apply_at(WORKER, Tier::Host.into(), &stored(None, &[1, 2, 3]));
+    index.apply_at(WORKER, Tier::Host.into(), &removed(&[9_990, 30, 20]));
+    assert_eq!(tiers(&index, WORKER, &[1, 2, 3]), (0, 1, 0));
+}
+
+#[test]
+fn each_tier_continues_where_the_faster_one_ends() {
+    let mut index = index(&[WORKER, OTHER]);
+    let chain = [1, 2, 3, 4, 5, 6, 7];
+    index.apply(WORKER, &stored(None, &chain[..3]));
+    index.apply_at(WORKER, Tier::Host.into(), &stored(Some(30), &chain[3..5]));
+    index.apply_at(WORKER, Tier::Disk.into(), &stored(Some(50), &chain[5..6]));
+    index.apply_at(
+        WORKER,
+        Tier::External.into(),
+        &stored(Some(60), &chain[6..]),
+    );
+    index.apply_at(OTHER, Tier::Disk.into(), &stored(None, &chain[..2]));
+    assert_eq!(tiers(&index, WORKER, &chain), (3, 2, 2));
+    assert_eq!(tiers(&index, OTHER, &chain), (0, 0, 2));
+    let overlaps = index.overlap(&chain_all(&chain.map(BlockHash)));
+    let slot = index.slot(WORKER).unwrap();
+    assert_eq!(overlaps.external_blocks(slot), 1);
+}
+
+#[test]
+fn what_is_in_the_device_behind_a_hole_is_no_continuation_of_the_host() {
+    let mut index = index(&[WORKER]);
+    index.apply(WORKER, &stored(None, &[1, 2, 3]));
+    index.apply_at(WORKER, Tier::Host.into(), &linked(&[20]));
+    index.apply(WORKER, &removed(&[20]));
+    assert_eq!(tiers(&index, WORKER, &[1, 2, 3]), (1, 1, 0));
+}
+
+#[test]
+fn doubted_blocks_go_unless_the_engine_names_them() {
+    let mut index = index(&[WORKER]);
+    index.apply(WORKER, &stored(None, &[1, 2]));
+    index.apply(WORKER, &stored(None, &[1]));
+    index.apply(WORKER, &stored(None, &[7]));
+    index.doubt(WORKER);
+    assert_eq!(matched(&index, WORKER, &[1, 2]), 2);
+    // One removal drops a doubted block, whatever was counted; one store makes it one copy.
+    index.apply(WORKER, &removed(&[20]));
+    index.apply(WORKER, &stored(None, &[1]));
+    assert_eq!(index.doubted(WORKER), 1);
+    assert_eq!(index.drop_doubted(WORKER), 1);
+    assert_eq!(matched(&index, WORKER, &[7]), 0);
+    assert_eq!(matched(&index, WORKER, &[1, 2]), 1);
+    index.apply(WORKER, &removed(&[10]));
+    assert_eq!(index.stats().blocks, 0);
+}
+
+#[test]
+fn a_dump_leaves_what_the_engine_said_alone() {
+    let mut index = index(&[WORKER]);
+    index.apply(WORKER, &stored(None, &[1]));
+    index.apply_unconfirmed(WORKER, Placement::default(), &stored(None, &[1, 2]));
+    assert_eq!(index.stats().unconfirmed, 1);
+    assert_eq!(index.drop_doubted(WORKER), 1);
+    assert_eq!(matched(&index, WORKER, &[1, 2]), 1);
+    index.apply(WORKER, &removed(&[10]));
+    assert_eq!(index.stats().entries, 0);
+}
+
+#[test]
+fn a_chain_longer_than_a_strand_is_found_whole() {
+    let mut index = index(&[WORKER, OTHER]);
+    let chain: Vec<u64> = (1..=1_000).collect();
+    index.apply(WORKER, &stored(None, &chain));
+    index.apply(OTHER, &stored(None, &chain[..700]));
+    assert_eq!(matched(&index, WORKER, &chain), 1_000);
+    assert_eq!(matched(&index, OTHER, &chain), 700);
+    index.apply(OTHER, &removed(&[3_000]));
+    assert_eq!(matched(&index, OTHER, &chain), 299);
+    assert_eq!(index.stats().blocks, 1_000);
+}
+
+#[test]
+fn first_blocks_that_go_for_good_leave_the_rest_in_place() {
+    let mut index = index(&[WORKER]);
+    let chain: Vec<u64> = (1..=100).collect();
+    index.apply(WORKER, &stored(None, &chain));
+    let first: Vec<u64> = (1..=50).map(|block| block * 10).collect();
+    index.apply(WORKER, &removed(&first));
+    assert_eq!(matched(&index, WORKER, &chain), 0);
+    assert_eq!(index.stats().blocks, 50);
+    index.apply(WORKER, &stored(None, &chain[..50]));
+    assert_eq!(matched(&index, WORKER, &chain), 100);
 }

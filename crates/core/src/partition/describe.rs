@@ -5,19 +5,19 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use pointsman_plugin::{
-    ActiveLoad, CacheOverlap, PolicySelection, PolicyTrace, RequestSignals, WorkerCacheInput,
-    WorkerCandidate, WorkerInputs, WorkerLoadInput, WorkerSelectionPolicyError,
+    ActiveLoad, CacheOverlap, KvRouterConfig, PolicySelection, PolicyTrace, RequestSignals,
+    WorkerCacheInput, WorkerCandidate, WorkerInputs, WorkerLoadInput, WorkerSelectionPolicyError,
 };
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::Partition;
 use super::select::Scratch;
 use super::workers::{Row, WorkerTable};
+use super::{Partition, RankOverlap};
 use crate::eligibility::{may_serve, preferred_taint_multiplier};
 use crate::hash::{HashSeed, SequenceHash, chain_all, sequence_hashes};
 use crate::load::Load;
 use crate::record::{CandidateRecord, DecisionRecord, Excluded, Ineligible};
-use crate::selection::{Prompt, SelectError, Selection, SelectionRequest};
+use crate::selection::{Prompt, SelectError, Selection, SelectionRequest, hits_beyond};
 
 /// A request's prompt as the index and the books see it.
 pub(super) struct Hashed {
@@ -36,6 +36,23 @@ pub(super) struct Rows<'a> {
     pub(super) request: &'a SelectionRequest,
     pub(super) hashed: &'a Hashed,
     pub(super) scratch: &'a Scratch,
+    pub(super) weights: TierWeights,
+}
+
+/// Worth of a block outside the device, in blocks on it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TierWeights {
+    host: f64,
+    disk: f64,
+}
+
+impl TierWeights {
+    pub(super) fn of(router: &KvRouterConfig) -> Self {
+        Self {
+            host: router.host_cache_hit_weight,
+            disk: router.disk_cache_hit_weight,
+        }
+    }
 }
 
 /// What a policy chose: a row of the table and what is charged to its rank.
@@ -113,6 +130,8 @@ impl Partition {
             scratch,
             ..
         } = rows;
+        let siblings = table.siblings(pick.row);
+        let tiers = rows.tiers(&table.rows()[pick.row]);
         let overlap = |row: &Row| u64::from(scratch.overlaps.blocks(row.index_slot));
         let overlap_blocks = overlap(&table.rows()[pick.row]);
         let block_size = u64::from(self.layout.block_size.get());
@@ -124,14 +143,15 @@ impl Partition {
             block_size: self.layout.block_size.get(),
             isl_tokens,
             overlap_blocks,
-            rank_overlaps: table
-                .siblings(pick.row)
+            rank_overlaps: siblings
                 .iter()
                 .map(|row| (row.worker.dp_rank, overlap(row)))
                 .collect(),
+            host_overlap_blocks: tiers.host_blocks,
+            disk_overlap_blocks: tiers.disk_blocks,
+            rank_tiers: siblings.iter().map(|row| rows.tiers(row)).collect(),
             predicted_cached_tokens: overlap_blocks.min(reusable_blocks) * block_size,
-            effective_prefill_tokens: isl_tokens
-                .saturating_sub(overlap_blocks.saturating_mul(block_size)),
+            effective_prefill_tokens: rows.uncached_tokens(pick.row, block_size),
             potential_decode_blocks: rows.potential_blocks(pick.row, pick.load),
             track_prefill_tokens: tracked,
             sequence_hashes: Arc::clone(&hashed.sequence_hashes),
@@ -217,13 +237,57 @@ impl Rows<'_> {
         rows.zip(self.scratch.loads.iter().copied())
     }
 
+    /// What a row's cache is worth, as far as it is to be believed.
     fn cache(&self, row: usize) -> CacheOverlap {
-        let slot = self.table.rows()[row].index_slot;
-        let device_blocks = f64::from(self.scratch.overlaps.blocks(slot));
+        let Row {
+            worker, index_slot, ..
+        } = self.table.rows()[row];
+        let Scratch {
+            overlaps,
+            discounts,
+            ..
+        } = self.scratch;
+        let share = discounts.get(&worker).copied().unwrap_or(1.0);
+        let device = overlaps.blocks(index_slot);
+        let [device_blocks, host_blocks, disk_blocks] = [
+            device,
+            overlaps.host_blocks(index_slot),
+            overlaps.disk_blocks(index_slot),
+        ]
+        .map(|blocks| f64::from(blocks) * share);
         CacheOverlap {
             device_blocks,
-            effective_blocks: device_blocks,
-            ..CacheOverlap::default()
+            host_blocks,
+            disk_blocks,
+            shared_beyond_device_blocks: hits_beyond(&self.request.shared_hits, device),
+            effective_blocks: device_blocks
+                + host_blocks * self.weights.host
+                + disk_blocks * self.weights.disk,
+        }
+    }
+
+    /// Prompt tokens that a row's rank would still compute, by the worth of its cache.
+    #[expect(
+        clippy::cast_precision_loss,
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a rounded count of tokens, not negative; the cast saturates"
+    )]
+    pub(super) fn uncached_tokens(&self, row: usize, block_size: u64) -> u64 {
+        let cached = self.cache(row).effective_blocks * block_size as f64;
+        self.hashed.isl_tokens.saturating_sub(cached.round() as u64)
+    }
+
+    /// What a row's rank holds, in full.
+    fn tiers(&self, row: &Row) -> RankOverlap {
+        let overlaps = &self.scratch.overlaps;
+        let device = overlaps.blocks(row.index_slot);
+        RankOverlap {
+            worker: row.worker,
+            device_blocks: u64::from(device),
+            host_blocks: u64::from(overlaps.host_blocks(row.index_slot)),
+            disk_blocks: u64::from(overlaps.disk_blocks(row.index_slot)),
+            shared_beyond_device_blocks: u64::from(hits_beyond(&self.request.shared_hits, device)),
         }
     }
 

@@ -3,9 +3,9 @@
 use pointsman_plugin::WorkerWithDpRank;
 
 use super::Partition;
-use super::describe::Rows;
+use super::describe::{Rows, TierWeights};
 use super::select::{SCRATCH, check};
-use crate::selection::{SelectError, SelectionRequest};
+use crate::selection::{SelectError, SelectionRequest, hits_beyond};
 
 /// What would be charged to a rank if it served the prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,11 +29,17 @@ pub struct PromptOverlap {
     pub ranks: Vec<RankOverlap>,
 }
 
-/// How many leading blocks of a prompt one rank holds.
+/// How many leading blocks of a prompt one rank holds, by tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RankOverlap {
     pub worker: WorkerWithDpRank,
     pub device_blocks: u64,
+    /// Blocks that continue the device's in host memory.
+    pub host_blocks: u64,
+    /// Blocks that continue the host's on disk or in external storage.
+    pub disk_blocks: u64,
+    /// Blocks of the shared cache beyond the device's.
+    pub shared_beyond_device_blocks: u64,
 }
 
 impl Partition {
@@ -45,7 +51,7 @@ impl Partition {
         check(request)?;
         let hashed = self.hash(request);
         let mut scratch = SCRATCH.take().unwrap_or_default();
-        let table = self.look_up(&hashed, &mut scratch.overlaps);
+        let table = self.look_up(&hashed, &mut scratch);
         scratch.rows.clear();
         scratch.rows.extend(0..table.rows().len());
         let tracked = request.overrides.tracks_prefill_tokens(&self.router);
@@ -57,13 +63,11 @@ impl Partition {
             request,
             hashed: &hashed,
             scratch: &scratch,
+            weights: TierWeights::of(&self.router),
         };
         let potential = |(row, load): (usize, crate::load::Load)| {
             let of = table.rows()[row];
-            let cached = u64::from(scratch.overlaps.blocks(of.index_slot));
-            let uncached = hashed
-                .isl_tokens
-                .saturating_sub(cached.saturating_mul(block_size));
+            let uncached = rows.uncached_tokens(row, block_size);
             let added = if tracked { uncached } else { 0 };
             PotentialLoad {
                 worker: of.worker,
@@ -86,10 +90,16 @@ impl Partition {
         check(request)?;
         let hashed = self.hash(request);
         let mut scratch = SCRATCH.take().unwrap_or_default();
-        let table = self.look_up(&hashed, &mut scratch.overlaps);
+        let table = self.look_up(&hashed, &mut scratch);
         let ranks = table.rows().iter().map(|row| RankOverlap {
             worker: row.worker,
             device_blocks: u64::from(scratch.overlaps.blocks(row.index_slot)),
+            host_blocks: u64::from(scratch.overlaps.host_blocks(row.index_slot)),
+            disk_blocks: u64::from(scratch.overlaps.disk_blocks(row.index_slot)),
+            shared_beyond_device_blocks: u64::from(hits_beyond(
+                &request.shared_hits,
+                scratch.overlaps.blocks(row.index_slot),
+            )),
         });
         let ranks = ranks.collect();
         SCRATCH.set(Some(scratch));

@@ -9,6 +9,7 @@
 //! A lock whose holder panicked is used on: under `index` and `load` only code of this crate runs,
 //! and the policy host expects the worst of a policy anyway.
 
+mod cache;
 mod describe;
 mod explicit;
 mod inspect;
@@ -20,15 +21,19 @@ use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use std::time::Duration;
+
+use hashbrown::HashMap;
 use pointsman_plugin::{
     KvRouterConfig, WorkerSelectionPolicyFactory, WorkerType, WorkerWithDpRank,
 };
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::hash::HashLayout;
-use crate::index::{Applied, DEFAULT_MAX_ENTRIES, IndexStats, KvEvent, KvIndex};
+use crate::index::{DEFAULT_MAX_ENTRIES, IndexStats, KvIndex};
 use crate::load::LoadBook;
 use crate::policy::{Blueprint, PolicyHost};
+use crate::predictions::{PredictionStats, Predictions};
 use crate::ranks::RankSlot;
 use crate::selection::RankLoad;
 
@@ -90,13 +95,21 @@ pub struct PartitionStats {
     pub reservations: usize,
     /// How often the policy or its factory panicked.
     pub policy_panics: u64,
+    /// What is believed because it was routed.
+    pub predictions: PredictionStats,
+    /// Ranks whose overlap does not count in full.
+    pub discounted_ranks: usize,
 }
 
 /// The index and the table whose rows name its slots.
 #[derive(Debug)]
 struct Indexed {
     kv: KvIndex,
+    /// What is routed, where that is believed in; the same slots as `kv`.
+    predictions: Option<Predictions>,
     table: Arc<WorkerTable>,
+    /// How much of the overlap of some ranks counts, 0 to 1; all of it of the others.
+    discounts: Arc<HashMap<WorkerWithDpRank, f64>>,
 }
 
 impl PartitionId {
@@ -170,14 +183,17 @@ impl Partition {
             policy_panics: policy.panics(),
             seed: config.seed ^ xxh3_64(id.to_string().as_bytes()),
             id,
-            router: config.router,
+            router: config.router.clone(),
             policy_name: config.policy_name,
             policy_fingerprint: config.policy_fingerprint,
             layout,
             selections: AtomicU64::new(0),
             index: RwLock::new(Indexed {
                 kv: KvIndex::new(config.max_index_entries),
+                predictions: time_to_live(&config.router)
+                    .map(|ttl| Predictions::new(ttl, config.max_index_entries)),
                 table: Arc::default(),
+                discounts: Arc::default(),
             }),
             policy: Mutex::new(policy),
             load: Arc::default(),
@@ -213,7 +229,19 @@ impl Partition {
         if indexed.table.version() > version {
             return;
         }
-        let Indexed { kv, table } = &mut *indexed;
+        let Indexed {
+            kv,
+            predictions,
+            table,
+            discounts,
+        } = &mut *indexed;
+        if let Some(predictions) = predictions {
+            for entry in &entries {
+                for worker in entry.ranks() {
+                    predictions.add_rank(worker, entry.total_kv_blocks);
+                }
+            }
+        }
         let slots: Vec<_> = entries
             .iter()
             .flat_map(WorkerEntry::ranks)
@@ -230,17 +258,13 @@ impl Partition {
             .collect();
         for worker in gone {
             kv.remove_rank(worker);
+            if discounts.contains_key(&worker) {
+                Arc::make_mut(discounts).remove(&worker);
+            }
+            if let Some(predictions) = predictions {
+                predictions.remove_rank(worker);
+            }
         }
-    }
-
-    /// Takes over what a rank's engine says about its cache.
-    pub fn apply_event(&self, worker: WorkerWithDpRank, event: &KvEvent) -> Applied {
-        self.write_index().kv.apply(worker, event)
-    }
-
-    /// Forgets what a rank holds, as after a restart of its engine.
-    pub fn clear_rank(&self, worker: WorkerWithDpRank) -> Applied {
-        self.apply_event(worker, &KvEvent::Cleared)
     }
 
     /// What is charged to each rank, in order of worker and rank.
@@ -249,13 +273,22 @@ impl Partition {
     }
 
     pub fn stats(&self) -> PartitionStats {
-        // One statement each: a guard lives to the end of its statement, and no two may be held.
-        let index = self.read_index().kv.stats();
+        let (index, predictions, discounted_ranks) = {
+            let indexed = self.read_index();
+            let predictions = indexed.predictions.as_ref();
+            (
+                indexed.kv.stats(),
+                predictions.map(Predictions::stats).unwrap_or_default(),
+                indexed.discounts.len(),
+            )
+        };
         let reservations = lock(&self.load).held();
         PartitionStats {
             index,
             reservations,
             policy_panics: self.policy_panics.load(Ordering::Relaxed),
+            predictions,
+            discounted_ranks,
         }
     }
 
@@ -274,6 +307,20 @@ impl fmt::Debug for Partition {
             .field("id", &self.id)
             .finish_non_exhaustive()
     }
+}
+
+/// How long what is routed is believed in: without events that is all there is, with them it
+/// bridges the time until they arrive.
+fn time_to_live(router: &KvRouterConfig) -> Option<Duration> {
+    let seconds = if router.use_kv_events {
+        router.router_predicted_ttl_secs?
+    } else {
+        router.router_ttl_secs
+    };
+    // The settings are validated where they are read; what is no duration believes in nothing.
+    Duration::try_from_secs_f64(seconds)
+        .ok()
+        .filter(|ttl| !ttl.is_zero())
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

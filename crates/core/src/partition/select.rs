@@ -4,14 +4,15 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Instant;
 
+use hashbrown::HashMap;
 use pointsman_plugin::{PolicyTrace, WorkerWithDpRank};
 
-use super::describe::{Hashed, Pick, Rows};
+use super::describe::{Hashed, Pick, Rows, TierWeights};
 use super::workers::{Row, WorkerTable};
 use super::{Partition, lock};
 use crate::eligibility::{eligible_rows, narrow_to_affinity};
 use crate::load::{Charge, ChargeError, ChargeKey, Load};
-use crate::ranks::Overlaps;
+use crate::overlaps::Overlaps;
 use crate::reservation::{Reservation, ReservationId};
 use crate::selection::{Prompt, Reserved, SelectError, Selection, SelectionRequest};
 
@@ -28,6 +29,10 @@ thread_local! {
 pub(super) struct Scratch {
     /// Leading blocks held, by index slot.
     pub(super) overlaps: Overlaps,
+    /// Leading blocks believed to be held, before they are merged into `overlaps`.
+    predicted: Overlaps,
+    /// How much of the overlap of some ranks counts.
+    pub(super) discounts: Arc<HashMap<WorkerWithDpRank, f64>>,
     /// Leading blocks active, by load slot.
     pub(super) active: Overlaps,
     /// Eligible rows of the table, ascending.
@@ -91,7 +96,8 @@ impl Partition {
         now: Instant,
         scratch: &mut Scratch,
     ) -> Result<(Selection, Option<ChargeKey>), SelectError> {
-        let table = self.look_up(hashed, &mut scratch.overlaps);
+        self.expire_predictions(now);
+        let table = self.look_up(hashed, scratch);
         eligible_rows(&table, request, &mut scratch.rows)?;
         let signals = self.signals(request, hashed);
         let mut trace = request.record.then(PolicyTrace::default);
@@ -109,6 +115,7 @@ impl Partition {
             request,
             hashed,
             scratch,
+            weights: TierWeights::of(&self.router),
         };
         host.candidates.clear();
         rows.fill(wants.inputs, &mut host.candidates);
@@ -116,15 +123,27 @@ impl Partition {
         let mut selected = self.describe(&rows, signals.tracks_prefill_tokens, &pick);
         let key = id.map(|id| self.charge(&selected, id)).transpose()?;
         drop(host);
+        if key.is_some() && self.predicts() {
+            self.predict_chain(selected.worker, &hashed.lookup, now);
+        }
 
         selected.record =
             trace.map(|trace| Box::new(self.record(&rows, signals, trace, &selected, now)));
         Ok((selected, key))
     }
 
-    pub(super) fn look_up(&self, hashed: &Hashed, overlaps: &mut Overlaps) -> Arc<WorkerTable> {
+    pub(super) fn look_up(&self, hashed: &Hashed, scratch: &mut Scratch) -> Arc<WorkerTable> {
         let indexed = self.read_index();
-        indexed.kv.overlap_into(&hashed.lookup, overlaps);
+        indexed
+            .kv
+            .overlap_into(&hashed.lookup, &mut scratch.overlaps);
+        if let Some(predictions) = &indexed.predictions {
+            predictions.overlap_into(&hashed.lookup, &mut scratch.predicted);
+            scratch.overlaps.raise_to(&scratch.predicted);
+        }
+        if !Arc::ptr_eq(&scratch.discounts, &indexed.discounts) {
+            scratch.discounts = Arc::clone(&indexed.discounts);
+        }
         Arc::clone(&indexed.table)
     }
 

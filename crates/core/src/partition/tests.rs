@@ -1,5 +1,6 @@
 //! What a partition decides and charges, fact by fact; races and random histories are in `storm`.
 
+mod cache;
 mod explicit;
 mod storm;
 
@@ -14,7 +15,7 @@ use pointsman_plugin::{
 
 use super::*;
 use crate::hash::{BlockHash, EngineHash, HashSeed, SequenceHash, prompt_hashes};
-use crate::index::StoredBlock;
+use crate::index::{Applied, KvEvent, StoredBlock};
 use crate::record::Ineligible;
 use crate::reservation::{Reservation, ReservationId};
 use crate::selection::{Prompt, Reserved, SelectError, Selection, SelectionRequest};

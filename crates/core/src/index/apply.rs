@@ -1,0 +1,722 @@
+//! Applies events to the index, one rank's at a time; where blocks are kept is the chains' business.
+
+use super::chains::{self, Next};
+use super::strand::{Block, Change, Place, Stretch};
+use super::waiting::Orphan;
+use super::{Applied, KvEvent, KvIndex, Placement, StoredBlock, Tier};
+use crate::hash::{BlockHash, EngineHash, SequenceHash, chain};
+use crate::ranks::RankSlot;
+use pointsman_plugin::WorkerWithDpRank;
+
+/// Whose event is applied, and how.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Source {
+    pub(super) slot: RankSlot,
+    pub(super) at: Placement,
+    pub(super) word: Word,
+}
+
+/// How sure it is that a rank holds what is said of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Word {
+    /// Its engine says so: each time is a copy.
+    Engine,
+    /// Somebody else says so: to be doubted until the engine does.
+    Hearsay,
+    /// It is expected to; saying it again changes nothing.
+    Guess,
+}
+
+/// Blocks in a row that are still to be given their holder, or to lose it.
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    strand: u32,
+    stretch: Stretch,
+}
+
+/// What became of one stored block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Taken {
+    New,
+    Duplicate,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Tally {
+    stored: usize,
+    duplicates: usize,
+    refused: usize,
+}
+
+/// The end of the chain so far.
+#[derive(Clone, Copy, Debug, Default)]
+struct Cursor {
+    /// None at the root, and where the last block is gone.
+    place: Option<Place>,
+    sequence: Option<SequenceHash>,
+    depth: u32,
+}
+
+impl KvIndex {
+    /// Takes over what a rank says of one of its tiers.
+    pub fn apply_at(
+        &mut self,
+        worker: WorkerWithDpRank,
+        at: Placement,
+        event: &KvEvent,
+    ) -> Applied {
+        self.apply_from(worker, at, event, Word::Engine)
+    }
+
+    pub(super) fn apply_from(
+        &mut self,
+        worker: WorkerWithDpRank,
+        at: Placement,
+        event: &KvEvent,
+        word: Word,
+    ) -> Applied {
+        let Some(slot) = self.ranks.get(worker) else {
+            self.counts.unknown_ranks += 1;
+            return Applied::UnknownRank;
+        };
+        let source = Source { slot, at, word };
+        match event {
+            KvEvent::Stored { parent, blocks } => self.store(source, *parent, blocks),
+            KvEvent::Removed { engine_hashes } => self.remove(slot, at, engine_hashes),
+            KvEvent::Remaining { copies } => self.set_remaining(slot, at, copies),
+            KvEvent::Linked { engine_hashes } => self.link(source, engine_hashes),
+            KvEvent::Cleared => {
+                self.counts.cleared += 1;
+                Applied::Cleared {
+                    blocks: self.clear_slot(slot),
+                }
+            }
+        }
+    }
+
+    /// Stores blocks by sequence hash, each under that as its name.
+    pub(crate) fn store_chain(&mut self, worker: WorkerWithDpRank, chain: &[SequenceHash]) {
+        let Some(slot) = self.ranks.get(worker) else {
+            return;
+        };
+        let source = Source {
+            slot,
+            at: Placement::default(),
+            word: Word::Guess,
+        };
+        let blocks = chain
+            .iter()
+            .map(|hash| (EngineHash(hash.0), BlockHash(0), *hash));
+        self.put(source, Cursor::default(), blocks);
+    }
+
+    fn store(
+        &mut self,
+        source: Source,
+        parent: Option<EngineHash>,
+        blocks: &[StoredBlock],
+    ) -> Applied {
+        let mut cursor = Cursor::default();
+        if let Some(parent) = parent {
+            let Some(place) = self.resolve(source.slot, parent) else {
+                self.counts.unknown_parents += 1;
+                self.waiting.push(Orphan {
+                    source,
+                    parent,
+                    blocks: blocks.to_vec(),
+                    removed: Vec::new(),
+                });
+                return Applied::UnknownParent;
+            };
+            cursor = self.cursor(place);
+        }
+        let tally = self.put_blocks(source, cursor, blocks);
+        if !self.waiting.is_empty() {
+            self.wake(source.slot, blocks);
+        }
+        self.counts.stored += count(tally.stored);
+        self.counts.duplicate_stores += count(tally.duplicates);
+        self.counts.refused += count(tally.refused);
+        Applied::Stored {
+            blocks: tally.stored,
+            duplicates: tally.duplicates,
+            refused: tally.refused,
+        }
+    }
+
+    /// Stores what waited for any of `blocks`, and what waited for that.
+    fn wake(&mut self, slot: RankSlot, blocks: &[StoredBlock]) {
+        let mut names: Vec<_> = blocks.iter().map(|block| block.engine_hash).collect();
+        let mut removals = Vec::new();
+        while let Some(name) = names.pop() {
+            for orphan in self.waiting.children(slot, name) {
+                let Some(place) = self.resolve(slot, orphan.parent) else {
+                    continue;
+                };
+                self.counts.parents_found += 1;
+                let tally = self.put_blocks(orphan.source, self.cursor(place), &orphan.blocks);
+                self.counts.stored += count(tally.stored);
+                self.counts.duplicate_stores += count(tally.duplicates);
+                self.counts.refused += count(tally.refused);
+                names.extend(orphan.blocks.iter().map(|block| block.engine_hash));
+                removals.extend(orphan.removed);
+            }
+        }
+        // What waited behind a removed block hung on its name, so removals come last.
+        for (at, name) in removals {
+            self.remove(slot, at, &[name]);
+        }
+    }
+
+    fn cursor(&self, place: Place) -> Cursor {
+        Cursor {
+            place: Some(place),
+            sequence: self.chains.block(place).map(|block| block.sequence),
+            depth: self.chains.strand(place.strand).depth + u32::from(place.offset) + 1,
+        }
+    }
+
+    fn put_blocks(&mut self, source: Source, cursor: Cursor, blocks: &[StoredBlock]) -> Tally {
+        let mut previous = cursor.sequence;
+        let chained = blocks.iter().map(|block| {
+            let sequence = chain(previous, block.block_hash);
+            previous = Some(sequence);
+            (block.engine_hash, block.block_hash, sequence)
+        });
+        self.put(source, cursor, chained)
+    }
+
+    fn put(
+        &mut self,
+        source: Source,
+        mut cursor: Cursor,
+        mut blocks: impl ExactSizeIterator<Item = (EngineHash, BlockHash, SequenceHash)>,
+    ) -> Tally {
+        let mut tally = Tally::default();
+        let mut run = None;
+        while let Some((name, tokens, sequence)) = blocks.next() {
+            let mut next = self.chains.next(cursor.place, sequence);
+            if self.vacate(source, name, next, &mut run) {
+                // What the name meant before is gone, and the end of the chain may be with it.
+                let last = cursor.place.and_then(|place| self.chains.block(place));
+                if last.map(|last| last.sequence) != cursor.sequence {
+                    cursor.place = None;
+                }
+                next = self.chains.next(cursor.place, sequence);
+            }
+            if self.counts.entries >= self.counts.max_entries && !self.is_held(source, next) {
+                tally.refused = blocks.len() + 1;
+                break;
+            }
+            let block = Block {
+                sequence,
+                tokens,
+                name: 0,
+            };
+            let place = self.chains.add(
+                chains::Behind {
+                    place: cursor.place,
+                    depth: cursor.depth,
+                },
+                next,
+                block,
+                blocks.len() + 1,
+            );
+            match self.take(source, name, place, &mut run) {
+                Taken::New => tally.stored += 1,
+                Taken::Duplicate => tally.duplicates += 1,
+            }
+            cursor = Cursor {
+                place: Some(place),
+                sequence: Some(sequence),
+                depth: cursor.depth + 1,
+            };
+        }
+        self.hold(source, &mut run);
+        tally
+    }
+
+    fn is_held(&self, source: Source, next: Next) -> bool {
+        let Next::There(place) = next else {
+            return false;
+        };
+        self.chains
+            .holders(place)
+            .is_some_and(|holders| holders.tiers(source.slot).next().is_some())
+    }
+
+    /// Lets `name` mean nothing to the rank unless it means the block that `next` is; true if it did.
+    fn vacate(
+        &mut self,
+        source: Source,
+        name: EngineHash,
+        next: Next,
+        run: &mut Option<Run>,
+    ) -> bool {
+        let here = match next {
+            Next::There(place) => Some(place),
+            _ => None,
+        };
+        let held = &self.held[source.slot.index()];
+        let named_here = here.is_some_and(|place| {
+            name.0 != 0
+                && self
+                    .chains
+                    .block(place)
+                    .is_some_and(|block| block.name == name.0)
+        });
+        let before = match held.own(name) {
+            Some(place) => Some(place),
+            None if named_here => None,
+            None => {
+                // A block of this very event may be meant, which has no holder yet.
+                let place = self.chains.named(name.0);
+                if place.is_some_and(|place| run.is_some_and(|run| run.contains(place))) {
+                    self.hold(source, run);
+                }
+                place.filter(|place| self.is_implied(source.slot, *place))
+            }
+        };
+        let Some(before) = before.filter(|place| Some(*place) != here) else {
+            return false;
+        };
+        self.hold(source, run);
+        self.counts.renamed += 1;
+        self.release(source.slot, name, before);
+        true
+    }
+
+    /// One copy more of the block at `place`, which may be new and held by nobody.
+    fn take(
+        &mut self,
+        source: Source,
+        name: EngineHash,
+        place: Place,
+        run: &mut Option<Run>,
+    ) -> Taken {
+        let Source { slot, at, word } = source;
+        let holders = self.chains.holders(place);
+        let held_here = holders.is_some_and(|holders| holders.contains(at.tier, slot));
+        let held_any =
+            held_here || holders.is_some_and(|holders| holders.tiers(slot).next().is_some());
+        let rank = &mut self.held[slot.index()];
+        if rank.names == 0 {
+            rank.home = at.group;
+        }
+        if held_here && word != Word::Engine {
+            return Taken::Duplicate;
+        }
+        if held_here && rank.is_doubtful(place, at.tier) {
+            self.confirm_block(source, name, place);
+            return Taken::New;
+        }
+        if rank.is_plain(at, name, place) && self.has_table_name(place, name) {
+            if !held_here {
+                self.extend(source, place, run);
+                self.count_names(slot, usize::from(!held_any), 0);
+                return Taken::New;
+            }
+            self.make_own(slot, place);
+            self.held[slot.index()].add_copy(name, at);
+            return Taken::Duplicate;
+        }
+        if held_any {
+            self.make_own(slot, place);
+        }
+        let rank = &mut self.held[slot.index()];
+        let duplicate = rank.own(name) == Some(place) && rank.has_copy_in(name, at.tier);
+        if rank.own(name).is_none() {
+            rank.add_own(name, place, std::iter::empty());
+            self.count_names(slot, 1, 0);
+        }
+        self.held[slot.index()].add_copy(name, at);
+        if !held_here {
+            self.extend(source, place, run);
+        }
+        if duplicate {
+            Taken::Duplicate
+        } else {
+            Taken::New
+        }
+    }
+
+    /// Whether the table has `name` for the block; it gets it if both are free.
+    fn has_table_name(&mut self, place: Place, name: EngineHash) -> bool {
+        let current = self.chains.block(place).map_or(0, |block| block.name);
+        if name.0 == 0 || current != 0 {
+            return current == name.0 && current != 0;
+        }
+        if self.chains.named(name.0).is_some() {
+            return false;
+        }
+        self.chains.name(place, name.0);
+        true
+    }
+
+    /// The rank itself says what was only believed: that is all it holds of the block in that tier.
+    fn confirm_block(&mut self, source: Source, name: EngineHash, place: Place) {
+        let Source { slot, at, .. } = source;
+        let table_name = self.chains.block(place).map_or(0, |block| block.name);
+        let rank = &mut self.held[slot.index()];
+        rank.trust(place, at.tier);
+        let is_plain = rank.is_plain(at, name, place) && table_name == name.0 && name.0 != 0;
+        if is_plain {
+            return;
+        }
+        self.make_own(slot, place);
+        let rank = &mut self.held[slot.index()];
+        let names = rank.own_names(place, Some(name));
+        for known in &names {
+            rank.drop_copies_in(*known, at.tier);
+        }
+        let mut added = 0;
+        if rank.own(name).is_none() {
+            rank.add_own(name, place, std::iter::empty());
+            added = 1;
+        }
+        rank.add_copy(name, at);
+        let dropped = names
+            .iter()
+            .filter(|known| rank.drop_if_empty(**known))
+            .count();
+        self.count_names(slot, added, dropped);
+    }
+
+    /// Adds a block to the run of those that get their holder together.
+    fn extend(&mut self, source: Source, place: Place, run: &mut Option<Run>) {
+        if source.at.tier != Tier::Device {
+            self.below_device += 1;
+        }
+        let offset = u16::from(place.offset);
+        if let Some(run) = run
+            && run.strand == place.strand
+            && run.stretch.to == offset
+        {
+            run.stretch.to += 1;
+            return;
+        }
+        self.hold(source, run);
+        *run = Some(Run::one(place));
+    }
+
+    /// Lets the rank hold what is in the run.
+    fn hold(&mut self, source: Source, run: &mut Option<Run>) {
+        let Some(Run { strand, stretch }) = run.take() else {
+            return;
+        };
+        let change = Change {
+            slot: source.slot,
+            tier: source.at.tier,
+            holds: true,
+        };
+        self.chains.change(strand, stretch, change);
+        let chains = &self.chains;
+        let rank = &mut self.held[source.slot.index()];
+        rank.note_strand(strand, |id| chains.strand(id).holds_any(source.slot));
+        if source.word == Word::Hearsay {
+            rank.doubt(strand, source.at.tier, stretch);
+        }
+    }
+
+    fn link(&mut self, source: Source, names: &[EngineHash]) -> Applied {
+        let (mut linked, mut duplicates) = (0, 0);
+        for name in names {
+            let Some(place) = self.resolve(source.slot, *name) else {
+                self.counts.unknown_links += 1;
+                continue;
+            };
+            let mut run = None;
+            match self.take(source, *name, place, &mut run) {
+                Taken::New => linked += 1,
+                Taken::Duplicate => duplicates += 1,
+            }
+            self.hold(source, &mut run);
+        }
+        self.counts.stored += count(linked);
+        self.counts.duplicate_stores += count(duplicates);
+        Applied::Stored {
+            blocks: linked,
+            duplicates,
+            refused: 0,
+        }
+    }
+
+    fn remove(&mut self, slot: RankSlot, at: Placement, names: &[EngineHash]) -> Applied {
+        let mut removed = 0;
+        let mut run = None;
+        for name in names {
+            removed += usize::from(self.remove_one(slot, at, *name, &mut run));
+        }
+        self.let_go(slot, at.tier, &mut run);
+        let unknown = names.len() - removed;
+        self.counts.removed += count(removed);
+        self.counts.unknown_removals += count(unknown);
+        Applied::Removed {
+            blocks: removed,
+            unknown,
+        }
+    }
+
+    fn remove_one(
+        &mut self,
+        slot: RankSlot,
+        at: Placement,
+        name: EngineHash,
+        run: &mut Option<Run>,
+    ) -> bool {
+        let rank = &self.held[slot.index()];
+        if let Some(place) = rank.own(name) {
+            if rank.is_doubtful(place, at.tier) {
+                self.drop_from_tier(slot, place, at.tier, Some(name));
+                return true;
+            }
+            return self.remove_own(slot, at, name, place) || self.remove_waiting(slot, at, name);
+        }
+        let place = self.chains.named(name.0);
+        if place.is_some_and(|place| run.is_some_and(|run| run.contains(place))) {
+            self.let_go(slot, at.tier, run);
+        }
+        let rank = &mut self.held[slot.index()];
+        let held = place.and_then(|place| Some((place, self.chains.holders(place)?)));
+        if let Some((place, holders)) = held
+            && holders.contains(at.tier, slot)
+            && !rank.is_owned(place)
+        {
+            let doubtful = rank.is_doubtful(place, at.tier);
+            if at.group == rank.home || doubtful {
+                rank.trust(place, at.tier);
+                let last = holders.tiers(slot).count() == 1;
+                self.count_names(slot, 0, usize::from(last));
+                self.shrink(slot, at.tier, place, run);
+                return true;
+            }
+        }
+        self.remove_waiting(slot, at, name)
+    }
+
+    fn remove_waiting(&mut self, slot: RankSlot, at: Placement, name: EngineHash) -> bool {
+        !self.waiting.is_empty() && self.waiting.remove(slot, at, name)
+    }
+
+    fn remove_own(
+        &mut self,
+        slot: RankSlot,
+        at: Placement,
+        name: EngineHash,
+        place: Place,
+    ) -> bool {
+        let rank = &mut self.held[slot.index()];
+        if !rank.remove_copy(name, at) {
+            return false;
+        }
+        self.settle(slot, place, at.tier, Some(name));
+        true
+    }
+
+    /// Puts the bit of an own block right after copies went.
+    fn settle(&mut self, slot: RankSlot, place: Place, tier: Tier, hint: Option<EngineHash>) {
+        let rank = &mut self.held[slot.index()];
+        let names = rank.own_names(place, hint);
+        let is_held = names.iter().any(|name| rank.has_copy_in(*name, tier));
+        let dropped = names
+            .iter()
+            .filter(|name| rank.drop_if_empty(**name))
+            .count();
+        self.count_names(slot, 0, dropped);
+        if !is_held {
+            self.take_bit(slot, place, tier);
+        }
+    }
+
+    fn set_remaining(
+        &mut self,
+        slot: RankSlot,
+        at: Placement,
+        copies: &[(EngineHash, u32)],
+    ) -> Applied {
+        let mut known = 0;
+        for (name, left) in copies {
+            let held = self.resolve(slot, *name).filter(|place| {
+                let holders = self.chains.holders(*place);
+                holders.is_some_and(|holders| holders.contains(at.tier, slot))
+            });
+            let Some(place) = held else { continue };
+            let rank = &self.held[slot.index()];
+            let is_own = rank.own(*name).is_some();
+            if !is_own && (at.group != rank.home || *left == 1) {
+                known += usize::from(at.group == rank.home);
+                continue;
+            }
+            self.make_own(slot, place);
+            if self.held[slot.index()].set_copies(*name, at, *left) {
+                known += 1;
+                self.settle(slot, place, at.tier, Some(*name));
+            }
+        }
+        self.counts.removed += count(known);
+        self.counts.unknown_removals += count(copies.len() - known);
+        Applied::Removed {
+            blocks: known,
+            unknown: copies.len() - known,
+        }
+    }
+
+    /// The block a rank means by a name.
+    pub(super) fn resolve(&self, slot: RankSlot, name: EngineHash) -> Option<Place> {
+        self.held[slot.index()].own(name).or_else(|| {
+            self.chains
+                .named(name.0)
+                .filter(|place| self.is_implied(slot, *place))
+        })
+    }
+
+    /// Whether the rank holds a block under the name that the table has for it.
+    fn is_implied(&self, slot: RankSlot, place: Place) -> bool {
+        !self.held[slot.index()].is_owned(place)
+            && self
+                .chains
+                .holders(place)
+                .is_some_and(|holders| holders.tiers(slot).next().is_some())
+    }
+
+    /// Writes down what the bits imply of a block the rank holds.
+    fn make_own(&mut self, slot: RankSlot, place: Place) {
+        let rank = &mut self.held[slot.index()];
+        if rank.is_owned(place) {
+            return;
+        }
+        if let (Some(block), Some(holders)) = (self.chains.block(place), self.chains.holders(place))
+        {
+            rank.add_own(EngineHash(block.name), place, holders.tiers(slot));
+        }
+    }
+
+    /// Drops all copies a rank has under a name.
+    fn release(&mut self, slot: RankSlot, name: EngineHash, place: Place) {
+        let rank = &mut self.held[slot.index()];
+        if rank.own(name) == Some(place) {
+            for tier in Tier::ALL {
+                let rank = &mut self.held[slot.index()];
+                if rank.has_copy_in(name, tier) {
+                    rank.drop_copies_in(name, tier);
+                    self.settle(slot, place, tier, Some(name));
+                }
+            }
+            return;
+        }
+        self.count_names(slot, 0, 1);
+        self.take_bits(slot, place);
+    }
+
+    /// Drops all copies a rank has of a block in a tier, whatever their names.
+    pub(super) fn drop_from_tier(
+        &mut self,
+        slot: RankSlot,
+        place: Place,
+        tier: Tier,
+        hint: Option<EngineHash>,
+    ) {
+        let rank = &mut self.held[slot.index()];
+        if rank.is_owned(place) {
+            for name in rank.own_names(place, hint) {
+                rank.drop_copies_in(name, tier);
+            }
+            self.settle(slot, place, tier, hint);
+            return;
+        }
+        let Some(holders) = self.chains.holders(place) else {
+            return;
+        };
+        if holders.contains(tier, slot) {
+            let last = holders.tiers(slot).count() == 1;
+            self.count_names(slot, 0, usize::from(last));
+            self.take_bit(slot, place, tier);
+        }
+    }
+
+    fn take_bits(&mut self, slot: RankSlot, place: Place) {
+        for tier in Tier::ALL {
+            let holders = self.chains.holders(place);
+            if holders.is_some_and(|holders| holders.contains(tier, slot)) {
+                self.take_bit(slot, place, tier);
+            }
+        }
+    }
+
+    fn take_bit(&mut self, slot: RankSlot, place: Place, tier: Tier) {
+        self.held[slot.index()].trust(place, tier);
+        let mut run = None;
+        self.shrink(slot, tier, place, &mut run);
+        self.let_go(slot, tier, &mut run);
+    }
+
+    /// Adds a block to the run of those that lose their holder together.
+    fn shrink(&mut self, slot: RankSlot, tier: Tier, place: Place, run: &mut Option<Run>) {
+        if tier != Tier::Device {
+            self.below_device -= 1;
+        }
+        let offset = u16::from(place.offset);
+        if let Some(run) = run
+            && run.strand == place.strand
+        {
+            if run.stretch.to == offset {
+                run.stretch.to += 1;
+                return;
+            }
+            if run.stretch.from == offset + 1 {
+                run.stretch.from = offset;
+                return;
+            }
+        }
+        self.let_go(slot, tier, run);
+        *run = Some(Run::one(place));
+    }
+
+    fn let_go(&mut self, slot: RankSlot, tier: Tier, run: &mut Option<Run>) {
+        if let Some(Run { strand, stretch }) = run.take() {
+            let change = Change {
+                slot,
+                tier,
+                holds: false,
+            };
+            self.chains.change(strand, stretch, change);
+        }
+    }
+
+    pub(super) fn clear_slot(&mut self, slot: RankSlot) -> usize {
+        if !self.waiting.is_empty() {
+            self.waiting.clear(slot);
+        }
+        let held = std::mem::take(&mut self.held[slot.index()]);
+        for id in held.strands() {
+            self.below_device -= self.chains.remove_rank(id, slot);
+        }
+        self.counts.entries -= held.names;
+        held.names
+    }
+
+    fn count_names(&mut self, slot: RankSlot, added: usize, dropped: usize) {
+        let rank = &mut self.held[slot.index()];
+        rank.names = rank.names + added - dropped;
+        self.counts.entries = self.counts.entries + added - dropped;
+    }
+}
+
+impl Run {
+    fn one(place: Place) -> Self {
+        let from = u16::from(place.offset);
+        Self {
+            strand: place.strand,
+            stretch: Stretch { from, to: from + 1 },
+        }
+    }
+
+    fn contains(self, place: Place) -> bool {
+        let offset = u16::from(place.offset);
+        self.strand == place.strand && self.stretch.from <= offset && offset < self.stretch.to
+    }
+}
+
+pub(super) fn count(blocks: usize) -> u64 {
+    u64::try_from(blocks).unwrap_or(u64::MAX)
+}

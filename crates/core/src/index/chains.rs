@@ -1,0 +1,256 @@
+//! Holds every distinct block once, strand by strand, with the ways into them: by sequence hash at the head of a strand, by name anywhere; it does not know whose names they are.
+
+use hashbrown::HashMap;
+
+use super::names::Names;
+use super::strand::{Block, Change, Holders, Place, Strand, Stretch};
+use crate::hash::SequenceHash;
+use crate::ranks::RankSlot;
+use crate::tier::Tier;
+
+#[derive(Debug, Default)]
+pub(super) struct Chains {
+    strands: Vec<Strand>,
+    free: Vec<u32>,
+    /// Strands by the hash of their first block.
+    heads: HashMap<SequenceHash, u32>,
+    names: Names,
+    /// Blocks that somebody holds.
+    blocks: usize,
+}
+
+/// What a new block follows.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Behind {
+    pub(super) place: Option<Place>,
+    /// Blocks of the chain before the new one.
+    pub(super) depth: u32,
+}
+
+/// What a place continues to.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Next {
+    There(Place),
+    /// A new block belongs at the end of this strand.
+    Append(u32),
+    /// A new block begins a strand.
+    Head,
+}
+
+impl Chains {
+    pub(super) fn strand(&self, id: u32) -> &Strand {
+        &self.strands[index(id)]
+    }
+
+    pub(super) fn strands(&self) -> usize {
+        self.strands.len() - self.free.len()
+    }
+
+    /// Blocks that somebody holds.
+    pub(super) fn blocks(&self) -> usize {
+        self.blocks
+    }
+
+    pub(super) fn block(&self, place: Place) -> Option<&Block> {
+        self.strands
+            .get(index(place.strand))?
+            .get(u16::from(place.offset))
+    }
+
+    pub(super) fn holders(&self, place: Place) -> Option<&Holders> {
+        self.strands.get(index(place.strand))?.holders(place.offset)
+    }
+
+    /// The block the table has under a name.
+    pub(super) fn named(&self, name: u64) -> Option<Place> {
+        self.names.get(name, |place| {
+            self.block(place).is_some_and(|block| block.name == name)
+        })
+    }
+
+    /// Where the block of `sequence` is, or belongs, behind `previous`.
+    pub(super) fn next(&mut self, previous: Option<Place>, sequence: SequenceHash) -> Next {
+        let mut append = None;
+        if let Some(place) = previous {
+            let strand = &self.strands[index(place.strand)];
+            let after = u16::from(place.offset) + 1;
+            match strand.get(after) {
+                Some(block) if block.sequence == sequence => {
+                    return Next::There(at(place.strand, after));
+                }
+                None if !strand.is_full() => append = Some(place.strand),
+                _ => {}
+            }
+        }
+        if let Some(&id) = self.heads.get(&sequence) {
+            let parent = previous.and_then(|place| Some((place, self.block(place)?.sequence)));
+            let strand = &mut self.strands[index(id)];
+            if parent.is_some() {
+                strand.parent = parent;
+            }
+            return Next::There(at(id, strand.base()));
+        }
+        append.map_or(Next::Head, Next::Append)
+    }
+
+    /// Adds a block where [`next`](Self::next) said; nobody holds it yet. `more` are known to follow.
+    pub(super) fn add(&mut self, behind: Behind, next: Next, block: Block, more: usize) -> Place {
+        match next {
+            Next::There(place) => place,
+            Next::Append(id) => {
+                let strand = &mut self.strands[index(id)];
+                strand.reserve(more);
+                at(id, strand.push(block))
+            }
+            Next::Head => {
+                let id = self.free.pop().unwrap_or_else(|| {
+                    self.strands.push(Strand::default());
+                    u32::try_from(self.strands.len() - 1).unwrap_or(u32::MAX)
+                });
+                let parent = behind
+                    .place
+                    .and_then(|place| Some((place, self.block(place)?.sequence)));
+                self.heads.insert(block.sequence, id);
+                let strand = &mut self.strands[index(id)];
+                *strand = Strand::default();
+                strand.parent = parent;
+                strand.depth = behind.depth;
+                strand.reserve(more);
+                at(id, strand.push(block))
+            }
+        }
+    }
+
+    /// Gives a block a name in the table.
+    pub(super) fn name(&mut self, place: Place, name: u64) {
+        self.names.insert(name, place);
+        self.strands[index(place.strand)].set_name(place.offset, name);
+    }
+
+    /// Makes a change; blocks that nobody holds any more are forgotten.
+    pub(super) fn change(&mut self, id: u32, stretch: Stretch, change: Change) {
+        if change.holds {
+            self.hold(id, stretch, change);
+            return;
+        }
+        self.strands[index(id)].change(stretch, change);
+        self.forget(id, stretch);
+    }
+
+    fn hold(&mut self, id: u32, stretch: Stretch, change: Change) {
+        let strand = &mut self.strands[index(id)];
+        let mut held = 0;
+        for (span, holders) in strand.spans() {
+            let (from, to) = (span.from.max(stretch.from), span.to.min(stretch.to));
+            if from < to && !holders.is_empty() {
+                held += usize::from(to - from);
+            }
+        }
+        strand.change(stretch, change);
+        self.blocks += usize::from(stretch.to - stretch.from) - held;
+    }
+
+    /// Takes a rank out of a strand altogether; how much it held there below the device tier.
+    pub(super) fn remove_rank(&mut self, id: u32, slot: RankSlot) -> usize {
+        let strand = &mut self.strands[index(id)];
+        let mut held = Vec::new();
+        let mut below = 0;
+        for (stretch, holders) in strand.spans() {
+            if !holders.is_empty() {
+                held.push(stretch);
+            }
+            let tiers = holders.tiers(slot).filter(|tier| *tier != Tier::Device);
+            below += usize::from(stretch.to - stretch.from) * tiers.count();
+        }
+        strand.remove_rank(slot);
+        for stretch in held {
+            self.unname(id, stretch);
+        }
+        self.trim(id);
+        below
+    }
+
+    fn forget(&mut self, id: u32, stretch: Stretch) {
+        if self.unname(id, stretch) {
+            self.trim(id);
+        }
+    }
+
+    /// Takes the names of what nobody in `stretch` holds any more; all of it was held before.
+    fn unname(&mut self, id: u32, stretch: Stretch) -> bool {
+        let strand = &mut self.strands[index(id)];
+        let mut gone = Vec::new();
+        for (span, holders) in strand.spans() {
+            let (from, to) = (span.from.max(stretch.from), span.to.min(stretch.to));
+            if from < to && holders.is_empty() {
+                gone.push(Stretch { from, to });
+            }
+        }
+        for stretch in &gone {
+            self.blocks -= usize::from(stretch.to - stretch.from);
+            for offset in stretch.from..stretch.to {
+                let place = at(id, offset);
+                let name = strand.get(offset).map_or(0, |block| block.name);
+                if name != 0 {
+                    self.names.remove(name, place);
+                    strand.set_name(place.offset, 0);
+                }
+            }
+        }
+        !gone.is_empty()
+    }
+
+    fn trim(&mut self, id: u32) {
+        let strand = &mut self.strands[index(id)];
+        let Some(first) = strand.first() else { return };
+        let moved = strand.trim();
+        if !moved && !strand.is_empty() {
+            return;
+        }
+        self.heads.remove(&first.sequence);
+        if let Some(first) = strand.first() {
+            self.heads.insert(first.sequence, id);
+        } else {
+            *strand = Strand::default();
+            self.free.push(id);
+        }
+    }
+
+    /// Follows a chain; `step` is given the holders of so many blocks each time, and says whether
+    /// to go on.
+    pub(super) fn walk(&self, chain: &[SequenceHash], mut step: impl FnMut(&Holders, u32) -> bool) {
+        let mut rest = chain;
+        while let Some(first) = rest.first() {
+            let Some(&id) = self.heads.get(first) else {
+                return;
+            };
+            let strand = &self.strands[index(id)];
+            let matching = strand.matching(rest);
+            let most = u32::try_from(matching).unwrap_or(u32::MAX);
+            let base = u32::from(strand.base());
+            for (stretch, holders) in strand.spans() {
+                let from = u32::from(stretch.from) - base;
+                let to = (u32::from(stretch.to) - base).min(most);
+                if from >= to {
+                    break;
+                }
+                if !step(holders, to - from) {
+                    return;
+                }
+            }
+            rest = &rest[matching..];
+        }
+    }
+}
+
+pub(super) fn at(strand: u32, offset: u16) -> Place {
+    Place {
+        strand,
+        // Offsets end at 255: a strand has at most 256 blocks.
+        offset: u8::try_from(offset).unwrap_or(u8::MAX),
+    }
+}
+
+fn index(id: u32) -> usize {
+    usize::try_from(id).unwrap_or(usize::MAX)
+}

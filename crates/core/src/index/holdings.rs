@@ -1,0 +1,351 @@
+//! What is particular to one rank: names that only it uses, copies beyond the first, and what it holds unconfirmed; where blocks are is not its business.
+//!
+//! A rank that holds a block under the name the table has for it, with one copy per tier in its
+//! home group, needs nothing here: its bit in the strand says it all. Any other name is *own*, and
+//! once a rank has one own name for a block, all its names for that block are.
+
+use hashbrown::{HashMap, HashSet};
+
+use super::strand::{Place, Stretch};
+use crate::hash::EngineHash;
+use crate::tier::{Placement, Tier};
+
+#[derive(Debug, Default)]
+pub(super) struct Holdings {
+    /// The group that copies are of where nothing else is said: the first that the rank named.
+    pub(super) home: u32,
+    /// Names of blocks the rank holds.
+    pub(super) names: usize,
+    own: HashMap<EngineHash, OwnName>,
+    /// Blocks that have own names.
+    owned: HashSet<Place>,
+    /// All names of blocks that have several.
+    several: HashMap<Place, Vec<EngineHash>>,
+    /// Copies of own names that are not one per tier in the home group.
+    copies: HashMap<EngineHash, Vec<Copies>>,
+    /// By strand and tier: offsets of blocks that nobody has confirmed.
+    doubt: HashMap<(u32, Tier), Offsets>,
+    strands: StrandList,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct OwnName {
+    strand: u32,
+    offset: u8,
+    /// Bits of the tiers with one copy in the home group; unused where `copies` has the name.
+    tiers: u8,
+    counted: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Copies {
+    at: Placement,
+    count: u32,
+}
+
+/// Strands that the rank may hold something of; each at least once, gone ones now and then dropped.
+#[derive(Debug, Default)]
+struct StrandList {
+    ids: Vec<u32>,
+    compacted: usize,
+}
+
+/// A set of offsets in a strand.
+#[derive(Clone, Copy, Debug, Default)]
+struct Offsets([u64; 4]);
+
+impl OwnName {
+    fn place(self) -> Place {
+        Place {
+            strand: self.strand,
+            offset: self.offset,
+        }
+    }
+}
+
+fn bit(tier: Tier) -> u8 {
+    1 << tier.index()
+}
+
+impl Holdings {
+    /// Whether the rank needs nothing but bits for a copy there.
+    pub(super) fn is_plain(&self, at: Placement, name: EngineHash, place: Place) -> bool {
+        at.group == self.home
+            && (self.own.is_empty()
+                || !(self.own.contains_key(&name) || self.owned.contains(&place)))
+    }
+
+    /// Where an own name of the rank is.
+    pub(super) fn own(&self, name: EngineHash) -> Option<Place> {
+        if self.own.is_empty() {
+            return None;
+        }
+        self.own.get(&name).map(|own| own.place())
+    }
+
+    /// Whether the names of the block are all own.
+    pub(super) fn is_owned(&self, place: Place) -> bool {
+        !self.owned.is_empty() && self.owned.contains(&place)
+    }
+
+    /// The own names of a block; `hint` is likely the only one.
+    pub(super) fn own_names(&self, place: Place, hint: Option<EngineHash>) -> Vec<EngineHash> {
+        if let Some(names) = self.several.get(&place) {
+            return names.clone();
+        }
+        if let Some(hint) = hint
+            && self.own(hint) == Some(place)
+        {
+            return vec![hint];
+        }
+        let found = self.own.iter().find(|(_, own)| own.place() == place);
+        found.map(|(name, _)| *name).into_iter().collect()
+    }
+
+    /// All own names by block, for whoever asks for many.
+    pub(super) fn names_by_place(&self) -> HashMap<Place, EngineHash> {
+        self.own
+            .iter()
+            .map(|(name, own)| (own.place(), *name))
+            .collect()
+    }
+
+    /// Makes `name` an own one of a block, without copies yet.
+    pub(super) fn add_own(
+        &mut self,
+        name: EngineHash,
+        place: Place,
+        tiers: impl Iterator<Item = Tier>,
+    ) {
+        let own = OwnName {
+            strand: place.strand,
+            offset: place.offset,
+            tiers: tiers.fold(0, |tiers, tier| tiers | bit(tier)),
+            counted: false,
+        };
+        if !self.owned.insert(place) {
+            let known = self.own_names(place, None);
+            let names = self.several.entry(place).or_insert(known);
+            names.push(name);
+        }
+        self.own.insert(name, own);
+    }
+
+    /// One copy more under an own name.
+    pub(super) fn add_copy(&mut self, name: EngineHash, at: Placement) {
+        let home = self.home;
+        let Some(own) = self.own.get_mut(&name) else {
+            return;
+        };
+        if !own.counted && at.group == home && own.tiers & bit(at.tier) == 0 {
+            own.tiers |= bit(at.tier);
+            return;
+        }
+        let copies = self.counted(name);
+        match copies.iter_mut().find(|copies| copies.at == at) {
+            Some(copies) => copies.count = copies.count.saturating_add(1),
+            None => copies.push(Copies { at, count: 1 }),
+        }
+    }
+
+    /// One copy less under an own name; false if there was none.
+    pub(super) fn remove_copy(&mut self, name: EngineHash, at: Placement) -> bool {
+        let count = self.copy_count(name, at);
+        if count == 0 {
+            return false;
+        }
+        match self.own.get_mut(&name) {
+            Some(own) if !own.counted => {
+                own.tiers &= !bit(at.tier);
+                true
+            }
+            _ => self.set_copies(name, at, count - 1),
+        }
+    }
+
+    /// Sets how many copies there are under an own name; false if there were none.
+    pub(super) fn set_copies(&mut self, name: EngineHash, at: Placement, count: u32) -> bool {
+        if self.copy_count(name, at) == 0 {
+            return false;
+        }
+        let copies = self.counted(name);
+        if let Some(copies) = copies.iter_mut().find(|copies| copies.at == at) {
+            copies.count = count;
+        }
+        copies.retain(|copies| copies.count > 0);
+        true
+    }
+
+    pub(super) fn copy_count(&self, name: EngineHash, at: Placement) -> u32 {
+        match self.own.get(&name) {
+            Some(own) if own.counted => self
+                .copies
+                .get(&name)
+                .and_then(|copies| copies.iter().find(|copies| copies.at == at))
+                .map_or(0, |copies| copies.count),
+            Some(own) => u32::from(at.group == self.home && own.tiers & bit(at.tier) != 0),
+            None => 0,
+        }
+    }
+
+    /// Whether an own name has a copy in a tier.
+    pub(super) fn has_copy_in(&self, name: EngineHash, tier: Tier) -> bool {
+        match self.own.get(&name) {
+            Some(own) if own.counted => self
+                .copies
+                .get(&name)
+                .is_some_and(|copies| copies.iter().any(|copies| copies.at.tier == tier)),
+            Some(own) => own.tiers & bit(tier) != 0,
+            None => false,
+        }
+    }
+
+    /// Drops all copies of an own name in a tier.
+    pub(super) fn drop_copies_in(&mut self, name: EngineHash, tier: Tier) {
+        if let Some(own) = self.own.get_mut(&name) {
+            own.tiers &= !bit(tier);
+        }
+        if let Some(copies) = self.copies.get_mut(&name) {
+            copies.retain(|copies| copies.at.tier != tier);
+        }
+    }
+
+    /// Forgets an own name that has no copy left; true if it was forgotten.
+    pub(super) fn drop_if_empty(&mut self, name: EngineHash) -> bool {
+        if Tier::ALL
+            .into_iter()
+            .any(|tier| self.has_copy_in(name, tier))
+        {
+            return false;
+        }
+        self.copies.remove(&name);
+        let Some(own) = self.own.remove(&name) else {
+            return false;
+        };
+        let place = own.place();
+        match self.several.get_mut(&place) {
+            None => {
+                self.owned.remove(&place);
+            }
+            Some(names) => {
+                names.retain(|known| *known != name);
+                if names.len() < 2 {
+                    self.several.remove(&place);
+                }
+            }
+        }
+        true
+    }
+
+    /// The counts of an own name, written out.
+    fn counted(&mut self, name: EngineHash) -> &mut Vec<Copies> {
+        let home = self.home;
+        let copies = self.copies.entry(name).or_default();
+        if let Some(own) = self.own.get_mut(&name)
+            && !own.counted
+        {
+            own.counted = true;
+            let tiers = Tier::ALL
+                .into_iter()
+                .filter(|tier| own.tiers & bit(*tier) != 0);
+            copies.extend(tiers.map(|tier| Copies {
+                at: Placement { tier, group: home },
+                count: 1,
+            }));
+            own.tiers = 0;
+        }
+        copies
+    }
+
+    /// Remembers that the rank holds something of a strand.
+    pub(super) fn note_strand(&mut self, id: u32, holds: impl Fn(u32) -> bool) {
+        let list = &mut self.strands;
+        if list.ids.last() == Some(&id) {
+            return;
+        }
+        list.ids.push(id);
+        if list.ids.len() > 2 * list.compacted + 64 {
+            list.ids.sort_unstable();
+            list.ids.dedup();
+            list.ids.retain(|other| *other == id || holds(*other));
+            list.compacted = list.ids.len();
+        }
+    }
+
+    /// Strands that the rank may hold something of, ascending, once each.
+    pub(super) fn strands(&self) -> Vec<u32> {
+        let mut ids = self.strands.ids.clone();
+        ids.sort_unstable();
+        ids.dedup();
+        ids
+    }
+
+    pub(super) fn is_doubtful(&self, place: Place, tier: Tier) -> bool {
+        !self.doubt.is_empty()
+            && self
+                .doubt
+                .get(&(place.strand, tier))
+                .is_some_and(|offsets| offsets.contains(place.offset))
+    }
+
+    pub(super) fn doubt(&mut self, id: u32, tier: Tier, stretch: Stretch) {
+        let offsets = self.doubt.entry((id, tier)).or_default();
+        for offset in stretch.from..stretch.to {
+            offsets.insert(offset.to_le_bytes()[0]);
+        }
+    }
+
+    pub(super) fn trust(&mut self, place: Place, tier: Tier) {
+        if self.doubt.is_empty() {
+            return;
+        }
+        if let Some(offsets) = self.doubt.get_mut(&(place.strand, tier)) {
+            offsets.remove(place.offset);
+            if offsets.0 == [0; 4] {
+                self.doubt.remove(&(place.strand, tier));
+            }
+        }
+    }
+
+    /// Nothing is doubted any more; how much was.
+    pub(super) fn trust_all(&mut self) -> usize {
+        let doubtful = self.doubtful();
+        self.doubt = HashMap::new();
+        doubtful
+    }
+
+    /// Everything doubted, which it is no longer.
+    pub(super) fn take_doubt(&mut self) -> Vec<(Place, Tier)> {
+        let mut all = Vec::with_capacity(self.doubtful());
+        for ((strand, tier), offsets) in std::mem::take(&mut self.doubt) {
+            let held = (0..=u8::MAX).filter(|offset| offsets.contains(*offset));
+            all.extend(held.map(|offset| (Place { strand, offset }, tier)));
+        }
+        all
+    }
+
+    pub(super) fn doubtful(&self) -> usize {
+        self.doubt.values().map(Offsets::len).sum()
+    }
+}
+
+impl Offsets {
+    fn contains(&self, offset: u8) -> bool {
+        self.0[usize::from(offset >> 6)] & (1 << (offset & 63)) != 0
+    }
+
+    fn insert(&mut self, offset: u8) {
+        self.0[usize::from(offset >> 6)] |= 1 << (offset & 63);
+    }
+
+    fn remove(&mut self, offset: u8) {
+        self.0[usize::from(offset >> 6)] &= !(1 << (offset & 63));
+    }
+
+    fn len(&self) -> usize {
+        self.0
+            .iter()
+            .map(|word| usize::try_from(word.count_ones()).unwrap_or(0))
+            .sum()
+    }
+}

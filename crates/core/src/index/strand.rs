@@ -1,0 +1,370 @@
+//! Holds a run of consecutive blocks of one chain and, in spans of it, who holds them in which tier; it knows nothing of names or of other runs.
+//!
+//! Sequence hashes are chained, so two chains that agree at one block agree at all before it: how
+//! far a prompt follows a run is found by probing, not by comparing block after block.
+
+use crate::hash::{BlockHash, SequenceHash};
+use crate::ranks::{RankSet, RankSlot};
+use crate::tier::Tier;
+
+/// Most blocks of one strand; an offset fits a byte.
+pub(super) const MAX_BLOCKS: usize = 256;
+/// Leading blocks that nobody holds are kept up to this many.
+const KEPT_HOLES: u16 = 8;
+
+/// Where a block is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Place {
+    pub(super) strand: u32,
+    pub(super) offset: u8,
+}
+
+impl Place {
+    /// No strand gets this number.
+    const NOWHERE: Self = Self {
+        strand: u32::MAX,
+        offset: 0,
+    };
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Block {
+    pub(super) sequence: SequenceHash,
+    pub(super) tokens: BlockHash,
+    /// The engine name that the name table has for it; 0 is none.
+    pub(super) name: u64,
+}
+
+/// A run of consecutive blocks. Its first block is always one that a chain can enter by.
+#[derive(Debug, Default)]
+pub(super) struct Strand {
+    /// The block before the first, as it was; it may be gone.
+    pub(super) parent: Option<(Place, SequenceHash)>,
+    /// Blocks of the chain before offset 0.
+    pub(super) depth: u32,
+    /// Offset of the first block; what was before it was held by nobody.
+    base: u16,
+    blocks: Vec<Block>,
+    /// Ascending; together they cover all blocks, and neighbours differ.
+    spans: Vec<Span>,
+}
+
+/// Blocks up to `end` that have the same holders.
+#[derive(Debug)]
+struct Span {
+    end: u16,
+    held: Holders,
+}
+
+/// Who holds a block, by tier.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Holders {
+    pub(super) device: RankSet,
+    pub(super) lower: Option<Box<[RankSet; 3]>>,
+}
+
+/// One rank's holding in one tier, as it is changed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Change {
+    pub(super) slot: RankSlot,
+    pub(super) tier: Tier,
+    pub(super) holds: bool,
+}
+
+/// Blocks `from..to` of a strand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Stretch {
+    pub(super) from: u16,
+    pub(super) to: u16,
+}
+
+impl Holders {
+    pub(super) fn get(&self, tier: Tier) -> Option<&RankSet> {
+        match tier.below_device() {
+            None => Some(&self.device),
+            Some(at) => self.lower.as_ref().map(|lower| &lower[at]),
+        }
+    }
+
+    pub(super) fn contains(&self, tier: Tier, slot: RankSlot) -> bool {
+        self.get(tier).is_some_and(|set| set.contains(slot))
+    }
+
+    /// The tiers the rank holds the block in.
+    pub(super) fn tiers(&self, slot: RankSlot) -> impl Iterator<Item = Tier> {
+        Tier::ALL
+            .into_iter()
+            .filter(move |tier| self.contains(*tier, slot))
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.device.is_empty()
+            && self
+                .lower
+                .as_ref()
+                .is_none_or(|lower| lower.iter().all(RankSet::is_empty))
+    }
+
+    fn apply(&mut self, change: Change) {
+        let set = match change.tier.below_device() {
+            None => &mut self.device,
+            Some(at) => &mut self.lower.get_or_insert_default()[at],
+        };
+        if change.holds {
+            set.insert(change.slot);
+        } else {
+            set.remove(change.slot);
+        }
+        if let Some(lower) = &self.lower
+            && lower.iter().all(RankSet::is_empty)
+        {
+            self.lower = None;
+        }
+    }
+
+    /// Whether both are equal once `change` is made to `self`; the rank may be on neither side of it yet.
+    fn equals_after(&self, change: Change, other: &Self) -> bool {
+        other.contains(change.tier, change.slot) == change.holds
+            && Tier::ALL.into_iter().all(|tier| {
+                let but = (tier == change.tier).then_some(change.slot);
+                RankSet::same_but(self.get(tier), other.get(tier), but)
+            })
+    }
+
+    fn equals(&self, other: &Self) -> bool {
+        Tier::ALL
+            .into_iter()
+            .all(|tier| RankSet::same_but(self.get(tier), other.get(tier), None))
+    }
+}
+
+impl Strand {
+    pub(super) fn first(&self) -> Option<Block> {
+        self.blocks.first().copied()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.blocks.is_empty()
+    }
+
+    /// One past the last offset.
+    pub(super) fn end(&self) -> u16 {
+        self.base + length(self.blocks.len())
+    }
+
+    pub(super) fn base(&self) -> u16 {
+        self.base
+    }
+
+    pub(super) fn get(&self, offset: u16) -> Option<&Block> {
+        self.blocks.get(usize::from(offset.checked_sub(self.base)?))
+    }
+
+    pub(super) fn set_name(&mut self, offset: u8, name: u64) {
+        let at = usize::from(u16::from(offset).wrapping_sub(self.base));
+        if let Some(block) = self.blocks.get_mut(at) {
+            block.name = name;
+        }
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        usize::from(self.end()) >= MAX_BLOCKS
+    }
+
+    /// Makes room for `more` blocks: as many as are known to come, not twice as many.
+    pub(super) fn reserve(&mut self, more: usize) {
+        let room = (MAX_BLOCKS - usize::from(self.end())).min(more);
+        if self.blocks.capacity() - self.blocks.len() < room {
+            let grown = (self.blocks.len() / 4).max(room);
+            self.blocks.reserve_exact(grown);
+        }
+    }
+
+    /// Appends a block that nobody holds: the caller lets somebody hold it before all else.
+    pub(super) fn push(&mut self, block: Block) -> u16 {
+        let offset = self.end();
+        self.blocks.push(block);
+        offset
+    }
+
+    /// How many leading hashes of `chain` are the strand's; the first is known to be.
+    pub(super) fn matching(&self, chain: &[SequenceHash]) -> usize {
+        let most = self.blocks.len().min(chain.len());
+        if most == 0 || self.blocks[most - 1].sequence == chain[most - 1] {
+            return most;
+        }
+        // `same` blocks agree, block `other` does not. Eight probes a round do not wait for each other.
+        let (mut same, mut other) = (0, most - 1);
+        while other - same > 8 {
+            let step = (other - same) / 8;
+            let agree = (1..8)
+                .filter(|at| {
+                    let probe = same + at * step;
+                    self.blocks[probe].sequence == chain[probe]
+                })
+                .count();
+            other = if agree == 7 {
+                other
+            } else {
+                same + (agree + 1) * step
+            };
+            same += agree * step;
+        }
+        while same < other && self.blocks[same].sequence == chain[same] {
+            same += 1;
+        }
+        same
+    }
+
+    /// Holders of stretches in order.
+    pub(super) fn spans(&self) -> impl Iterator<Item = (Stretch, &Holders)> {
+        let mut from = self.base;
+        self.spans.iter().map(move |span| {
+            let stretch = Stretch { from, to: span.end };
+            from = span.end;
+            (stretch, &span.held)
+        })
+    }
+
+    pub(super) fn holders(&self, offset: u8) -> Option<&Holders> {
+        let span = self.spans.get(self.span_at(u16::from(offset)))?;
+        Some(&span.held)
+    }
+
+    pub(super) fn holds_any(&self, slot: RankSlot) -> bool {
+        self.spans
+            .iter()
+            .any(|span| span.held.tiers(slot).next().is_some())
+    }
+
+    /// Makes one change to all blocks of `stretch`, appended ones included.
+    pub(super) fn change(&mut self, stretch: Stretch, change: Change) {
+        let covered = self.spans.last().map_or(self.base, |span| span.end);
+        if stretch.to > covered {
+            self.cover(stretch, change);
+        }
+        let Stretch { from, to } = stretch;
+        let to = to.min(covered);
+        if from >= to {
+            return;
+        }
+        let at = self.span_at(from);
+        let (start, end) = (self.start(at), self.spans[at].end);
+        if to < end && start == from && at > 0 {
+            let (before, rest) = self.spans.split_at_mut(at);
+            if rest[0].held.equals_after(change, &before[at - 1].held) {
+                before[at - 1].end = to;
+                return;
+            }
+        }
+        if start < from && to == end && at + 1 < self.spans.len() {
+            let (before, after) = self.spans.split_at_mut(at + 1);
+            if before[at].held.equals_after(change, &after[0].held) {
+                before[at].end = from;
+                return;
+            }
+        }
+        let first = self.split(from);
+        let last = self.split(to);
+        for span in &mut self.spans[first..last] {
+            span.held.apply(change);
+        }
+        self.merge(first, last);
+    }
+
+    /// Lets what was appended be held by who holds `stretch` from now on, and by nobody else.
+    fn cover(&mut self, stretch: Stretch, change: Change) {
+        let covered = self.spans.last().map_or(self.base, |span| span.end);
+        if stretch.from > covered {
+            self.spans.push(Span {
+                end: stretch.from,
+                held: Holders::default(),
+            });
+        }
+        let mut held = Holders::default();
+        held.apply(change);
+        match self.spans.last_mut() {
+            Some(last) if last.held.equals(&held) => last.end = stretch.to,
+            _ => self.spans.push(Span {
+                end: stretch.to,
+                held,
+            }),
+        }
+    }
+
+    /// Takes one rank out of all tiers of all blocks.
+    pub(super) fn remove_rank(&mut self, slot: RankSlot) {
+        for span in &mut self.spans {
+            let tiers: Vec<_> = span.held.tiers(slot).collect();
+            for tier in tiers {
+                span.held.apply(Change {
+                    slot,
+                    tier,
+                    holds: false,
+                });
+            }
+        }
+        self.merge(0, self.spans.len());
+    }
+
+    /// Drops blocks at both ends that nobody holds; true if the first block changed.
+    pub(super) fn trim(&mut self) -> bool {
+        if self.spans.last().is_some_and(|span| span.held.is_empty()) {
+            self.spans.pop();
+            let end = self.spans.last().map_or(self.base, |span| span.end);
+            self.blocks.truncate(usize::from(end - self.base));
+            if self.blocks.capacity() > 2 * self.blocks.len() + 8 {
+                self.blocks.shrink_to(self.blocks.len());
+            }
+        }
+        let holes = match self.spans.first() {
+            Some(first) if first.held.is_empty() => first.end - self.base,
+            _ => 0,
+        };
+        if self.blocks.is_empty() || holes <= KEPT_HOLES {
+            return false;
+        }
+        self.spans.remove(0);
+        let before = self.blocks.drain(..usize::from(holes)).next_back();
+        self.blocks.shrink_to(self.blocks.len());
+        self.base += holes;
+        self.parent = before.map(|block| (Place::NOWHERE, block.sequence));
+        true
+    }
+
+    fn start(&self, span: usize) -> u16 {
+        span.checked_sub(1)
+            .map_or(self.base, |before| self.spans[before].end)
+    }
+
+    fn span_at(&self, offset: u16) -> usize {
+        self.spans.partition_point(|span| span.end <= offset)
+    }
+
+    /// Makes a span begin at `offset`; returns which.
+    fn split(&mut self, offset: u16) -> usize {
+        let at = self.span_at(offset);
+        if at == self.spans.len() || self.start(at) == offset {
+            return at;
+        }
+        let held = self.spans[at].held.clone();
+        self.spans.insert(at, Span { end: offset, held });
+        at + 1
+    }
+
+    /// Joins equal neighbours from the one before `first` to `last`.
+    fn merge(&mut self, first: usize, last: usize) {
+        let mut at = (last + 1).min(self.spans.len());
+        while at > first.max(1) {
+            at -= 1;
+            if self.spans[at - 1].held.equals(&self.spans[at].held) {
+                self.spans[at - 1].end = self.spans[at].end;
+                self.spans.remove(at);
+            }
+        }
+    }
+}
+
+fn length(blocks: usize) -> u16 {
+    u16::try_from(blocks).unwrap_or(u16::MAX)
+}

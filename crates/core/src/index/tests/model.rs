@@ -1,0 +1,490 @@
+//! Random histories against a model that writes everything down.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use rand::Rng;
+use rand::rngs::SmallRng;
+
+use super::*;
+use crate::testing::seeded;
+
+type Chain = Vec<u64>;
+type Copies = BTreeMap<(Tier, u32), u32>;
+
+/// What one rank holds: names with the chain of block hashes they stand for, and copies.
+#[derive(Clone, Default)]
+struct Naive {
+    names: BTreeMap<u64, (Chain, Copies)>,
+    doubted: BTreeSet<(Chain, Tier)>,
+    waiting: VecDeque<Orphan>,
+}
+
+#[derive(Clone)]
+struct Orphan {
+    at: Placement,
+    confirmed: bool,
+    parent: u64,
+    blocks: Vec<(u64, u64)>,
+    removed: Vec<(Placement, u64)>,
+}
+
+impl Naive {
+    fn store(
+        &mut self,
+        at: Placement,
+        confirmed: bool,
+        parent: Option<u64>,
+        blocks: &[(u64, u64)],
+    ) -> bool {
+        let chain = match parent.map(|parent| self.names.get(&parent)) {
+            None => Vec::new(),
+            Some(Some((chain, _))) => chain.clone(),
+            Some(None) => {
+                self.waiting.push_back(Orphan {
+                    at,
+                    confirmed,
+                    parent: parent.unwrap(),
+                    blocks: blocks.to_vec(),
+                    removed: Vec::new(),
+                });
+                return false;
+            }
+        };
+        self.put(at, confirmed, chain, blocks);
+        let mut names: Vec<_> = blocks.iter().map(|(name, _)| *name).collect();
+        let mut removals = Vec::new();
+        while let Some(name) = names.pop() {
+            let (children, rest): (Vec<_>, Vec<_>) = self
+                .waiting
+                .drain(..)
+                .partition(|orphan| orphan.parent == name);
+            self.waiting.extend(rest);
+            for orphan in children {
+                let Some((chain, _)) = self.names.get(&name) else {
+                    continue;
+                };
+                self.put(orphan.at, orphan.confirmed, chain.clone(), &orphan.blocks);
+                names.extend(orphan.blocks.iter().map(|(name, _)| *name));
+                removals.extend(orphan.removed);
+            }
+        }
+        for (at, name) in removals {
+            self.remove(at, name);
+        }
+        true
+    }
+
+    fn put(&mut self, at: Placement, confirmed: bool, mut chain: Chain, blocks: &[(u64, u64)]) {
+        for (name, block_hash) in blocks {
+            chain.push(*block_hash);
+            if self
+                .names
+                .get(name)
+                .is_some_and(|(before, _)| *before != chain)
+            {
+                self.names.remove(name);
+                self.settle();
+            }
+            let doubted = (chain.clone(), at.tier);
+            let held = self.holds(&chain, at.tier);
+            if held && !confirmed {
+                continue;
+            }
+            if held && self.doubted.remove(&doubted) {
+                self.drop_from_tier(&chain, at.tier);
+            }
+            let (_, copies) = self
+                .names
+                .entry(*name)
+                .or_insert_with(|| (chain.clone(), BTreeMap::new()));
+            *copies.entry((at.tier, at.group)).or_default() += 1;
+            if !held && !confirmed {
+                self.doubted.insert(doubted);
+            }
+        }
+    }
+
+    fn remove(&mut self, at: Placement, name: u64) {
+        let Some((chain, copies)) = self.names.get_mut(&name) else {
+            return self.remove_waiting(at, name);
+        };
+        let chain = chain.clone();
+        if self.doubted.remove(&(chain.clone(), at.tier)) {
+            self.drop_from_tier(&chain, at.tier);
+        } else if let Some(count) = copies.get_mut(&(at.tier, at.group)) {
+            *count -= 1;
+            self.settle();
+        } else {
+            self.remove_waiting(at, name);
+        }
+    }
+
+    fn remove_waiting(&mut self, at: Placement, name: u64) {
+        let named = |orphan: &&mut Orphan| orphan.blocks.iter().any(|block| block.0 == name);
+        if let Some(orphan) = self.waiting.iter_mut().rev().find(named) {
+            let stored = orphan.blocks.iter().filter(|block| block.0 == name).count();
+            if orphan
+                .removed
+                .iter()
+                .filter(|removed| removed.1 == name)
+                .count()
+                < stored
+            {
+                orphan.removed.push((at, name));
+            }
+        }
+    }
+
+    fn set_remaining(&mut self, at: Placement, name: u64, left: u32) {
+        if let Some((_, copies)) = self.names.get_mut(&name)
+            && let Some(count) = copies.get_mut(&(at.tier, at.group))
+        {
+            *count = left;
+            self.settle();
+        }
+    }
+
+    fn link(&mut self, at: Placement, name: u64) {
+        if let Some((chain, _)) = self.names.get(&name).cloned() {
+            let (last, before) = chain.split_last().unwrap();
+            self.put(at, true, before.to_vec(), &[(name, *last)]);
+        }
+    }
+
+    fn drop_from_tier(&mut self, chain: &Chain, tier: Tier) {
+        for (held, copies) in self.names.values_mut() {
+            if held == chain {
+                copies.retain(|(of, _), _| *of != tier);
+            }
+        }
+        self.settle();
+    }
+
+    /// Forgets what has no copy left.
+    fn settle(&mut self) {
+        for (_, copies) in self.names.values_mut() {
+            copies.retain(|_, count| *count > 0);
+        }
+        self.names.retain(|_, (_, copies)| !copies.is_empty());
+        let doubted = std::mem::take(&mut self.doubted);
+        self.doubted = doubted
+            .into_iter()
+            .filter(|(chain, tier)| self.holds(chain, *tier))
+            .collect();
+    }
+
+    fn holds(&self, chain: &[u64], tier: Tier) -> bool {
+        self.names
+            .values()
+            .any(|(held, copies)| held == chain && copies.keys().any(|(of, _)| *of == tier))
+    }
+
+    fn doubt(&mut self) {
+        for (chain, copies) in self.names.values() {
+            let tiers = copies.keys().map(|(tier, _)| (chain.clone(), *tier));
+            self.doubted.extend(tiers);
+        }
+    }
+
+    fn drop_doubted(&mut self) {
+        for (chain, tier) in std::mem::take(&mut self.doubted) {
+            self.drop_from_tier(&chain, tier);
+        }
+    }
+
+    /// Where each tier's blocks end.
+    fn ends(&self, prompt: &[u64]) -> [u32; 4] {
+        let mut depth = 0;
+        Tier::ALL.map(|tier| {
+            while depth < prompt.len() && self.holds(&prompt[..=depth], tier) {
+                depth += 1;
+            }
+            u32::try_from(depth).unwrap()
+        })
+    }
+}
+
+/// Which of the odder things happen in a history.
+#[derive(Clone, Copy)]
+struct Spice {
+    ranks: u64,
+    tiers: bool,
+    doubts: bool,
+    /// Whether the same name stands for different blocks on different ranks, and blocks have several.
+    names_collide: bool,
+}
+
+fn placement(random: &mut SmallRng, spice: Spice) -> Placement {
+    if !spice.tiers {
+        return Placement::default();
+    }
+    let tier = Tier::ALL[random.random_range(0..8_usize).saturating_sub(4)];
+    Placement {
+        tier,
+        group: u32::from(random.random_bool(0.2)),
+    }
+}
+
+fn store(
+    random: &mut SmallRng,
+    spice: Spice,
+    rank: u64,
+    model: &mut Naive,
+) -> (Placement, KvEvent, bool) {
+    let at = placement(random, spice);
+    let names: Vec<u64> = model.names.keys().copied().collect();
+    let parent = (!names.is_empty() && random.random_bool(0.7)).then(|| {
+        if random.random_bool(0.1) {
+            random.random_range(0..60)
+        } else {
+            names[random.random_range(0..names.len())]
+        }
+    });
+    let chain = parent.and_then(|parent| Some(model.names.get(&parent)?.0.clone()));
+    let mut chain = chain.unwrap_or_default();
+    let blocks: Vec<_> = (0..random.random_range(0..5))
+        .map(|_| {
+            let block = random.random_range(0..3);
+            chain.push(block);
+            let name = if spice.names_collide {
+                random.random_range(0..60)
+            } else {
+                // One name a chain, shared by every second rank.
+                chain.iter().fold(7 + rank % 2, |name, block| {
+                    (name * 5 + block + 1) % 1_000_003
+                })
+            };
+            (name, block)
+        })
+        .collect();
+    let confirmed = !spice.doubts || random.random_bool(0.8);
+    let known = model.store(at, confirmed, parent, &blocks);
+    let event = KvEvent::Stored {
+        parent: parent.map(EngineHash),
+        blocks: blocks
+            .iter()
+            .map(|(engine_hash, block_hash)| StoredBlock {
+                engine_hash: EngineHash(*engine_hash),
+                block_hash: BlockHash(*block_hash),
+            })
+            .collect(),
+    };
+    assert!(known || !model.waiting.is_empty());
+    (at, event, confirmed)
+}
+
+fn some_name(random: &mut SmallRng, model: &Naive) -> u64 {
+    let names: Vec<u64> = model.names.keys().copied().collect();
+    if names.is_empty() || random.random_bool(0.1) {
+        return random.random_range(0..60);
+    }
+    names[random.random_range(0..names.len())]
+}
+
+fn step(
+    random: &mut SmallRng,
+    spice: Spice,
+    index: &mut KvIndex,
+    worker: WorkerWithDpRank,
+    model: &mut Naive,
+) {
+    let at = placement(random, spice);
+    match random.random_range(0..200) {
+        0..110 => {
+            let (at, event, confirmed) = store(random, spice, worker.worker_id, model);
+            if confirmed {
+                index.apply_at(worker, at, &event);
+            } else {
+                index.apply_unconfirmed(worker, at, &event);
+            }
+        }
+        110..180 => {
+            let names: Vec<u64> = (0..random.random_range(1..4))
+                .map(|_| some_name(random, model))
+                .collect();
+            for name in &names {
+                model.remove(at, *name);
+            }
+            index.apply_at(worker, at, &removed(&names));
+        }
+        180..186 if spice.tiers => {
+            let name = some_name(random, model);
+            model.link(at, name);
+            index.apply_at(worker, at, &linked(&[name]));
+        }
+        186..192 => {
+            let (name, left) = (some_name(random, model), random.random_range(0..3));
+            model.set_remaining(at, name, left);
+            let copies = vec![(EngineHash(name), left)];
+            index.apply_at(worker, at, &KvEvent::Remaining { copies });
+        }
+        192..194 if spice.doubts => {
+            model.doubt();
+            index.doubt(worker);
+        }
+        194..196 if spice.doubts => {
+            model.drop_doubted();
+            index.drop_doubted(worker);
+        }
+        196 if spice.doubts => {
+            model.doubted.clear();
+            index.trust(worker);
+        }
+        197..199 => {
+            *model = Naive::default();
+            index.apply(worker, &KvEvent::Cleared);
+        }
+        _ => {}
+    }
+}
+
+fn ends(index: &KvIndex, worker: WorkerWithDpRank, prompt: &[u64]) -> [u32; 4] {
+    let blocks: Vec<_> = prompt.iter().copied().map(BlockHash).collect();
+    let overlaps = index.overlap(&chain_all(&blocks));
+    let slot = index.slot(worker).unwrap();
+    let device = overlaps.blocks(slot);
+    let host = device + overlaps.host_blocks(slot);
+    let external = host + overlaps.disk_blocks(slot);
+    [
+        device,
+        host,
+        external - overlaps.external_blocks(slot),
+        external,
+    ]
+}
+
+fn check(spice: Spice) {
+    let mut random = seeded(&format!(
+        "{} ranks, tiers {}, doubts {}, colliding {}",
+        spice.ranks, spice.tiers, spice.doubts, spice.names_collide
+    ));
+    let mut index = KvIndex::default();
+    let mut models: BTreeMap<WorkerWithDpRank, Naive> = BTreeMap::new();
+    for round in 0..4_000 {
+        let worker = WorkerWithDpRank::new(random.random_range(0..spice.ranks), 0);
+        let Some(model) = models.get_mut(&worker) else {
+            index.add_rank(worker);
+            models.insert(worker, Naive::default());
+            continue;
+        };
+        if random.random_bool(0.005) {
+            models.remove(&worker);
+            index.remove_rank(worker);
+            continue;
+        }
+        step(&mut random, spice, &mut index, worker, model);
+        let prompt: Chain = (0..random.random_range(0..9))
+            .map(|_| random.random_range(0..3))
+            .collect();
+        let checked = models.iter().skip(random.random_range(0..7)).step_by(7);
+        for (worker, model) in checked {
+            assert_eq!(
+                ends(&index, *worker, &prompt),
+                model.ends(&prompt),
+                "round {round}, {worker}, {prompt:?}"
+            );
+        }
+        if round % 64 == 0 {
+            check_sums(&index, &models);
+            check_dump(&index, &models, &mut random);
+        }
+    }
+    for worker in models.keys() {
+        index.remove_rank(*worker);
+    }
+    let stats = index.stats();
+    assert_eq!(
+        (stats.ranks, stats.blocks, stats.entries, stats.strands),
+        (0, 0, 0, 0)
+    );
+    assert_eq!(
+        (stats.unconfirmed, stats.waiting_blocks, index.below_device),
+        (0, 0, 0)
+    );
+}
+
+fn check_sums(index: &KvIndex, models: &BTreeMap<WorkerWithDpRank, Naive>) {
+    let stats = index.stats();
+    let entries: usize = models.values().map(|model| model.names.len()).sum();
+    assert_eq!(stats.entries, entries);
+    let held = models.values().flat_map(|model| model.names.values());
+    let blocks: BTreeSet<_> = held.map(|(chain, _)| chain).collect();
+    assert_eq!(stats.blocks, blocks.len());
+    let doubted: usize = models.values().map(|model| model.doubted.len()).sum();
+    assert_eq!(stats.unconfirmed, doubted);
+    let waiting: usize = models.values().map(|model| model.waiting.len()).sum();
+    assert_eq!(stats.waiting_events, waiting);
+}
+
+/// An index that is told a dump answers as the dumped one does.
+fn check_dump(index: &KvIndex, models: &BTreeMap<WorkerWithDpRank, Naive>, random: &mut SmallRng) {
+    let mut copy = KvIndex::default();
+    for worker in models.keys() {
+        copy.add_rank(*worker);
+        index.dump_rank(*worker, |run| {
+            let event = KvEvent::Stored {
+                parent: run.parent,
+                blocks: run.blocks.to_vec(),
+            };
+            copy.apply_unconfirmed(run.worker, run.tier.into(), &event);
+        });
+    }
+    for (worker, model) in models {
+        let prompt: Chain = (0..random.random_range(0..9))
+            .map(|_| random.random_range(0..3))
+            .collect();
+        assert_eq!(
+            ends(&copy, *worker, &prompt),
+            model.ends(&prompt),
+            "{worker}, {prompt:?}"
+        );
+    }
+}
+
+#[test]
+fn plain_histories_agree_with_the_model() {
+    for ranks in [3, 70] {
+        check(Spice {
+            ranks,
+            tiers: false,
+            doubts: false,
+            names_collide: false,
+        });
+    }
+}
+
+#[test]
+fn colliding_names_agree_with_the_model() {
+    for ranks in [3, 70] {
+        check(Spice {
+            ranks,
+            tiers: false,
+            doubts: false,
+            names_collide: true,
+        });
+    }
+}
+
+#[test]
+fn tiers_and_groups_agree_with_the_model() {
+    for (ranks, names_collide) in [(3, false), (70, false), (3, true), (70, true)] {
+        check(Spice {
+            ranks,
+            tiers: true,
+            doubts: false,
+            names_collide,
+        });
+    }
+}
+
+#[test]
+fn doubts_agree_with_the_model() {
+    for (ranks, names_collide) in [(3, false), (70, true), (3, true)] {
+        check(Spice {
+            ranks,
+            tiers: true,
+            doubts: true,
+            names_collide,
+        });
+    }
+}

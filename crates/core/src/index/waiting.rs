@@ -1,0 +1,144 @@
+//! Keeps blocks whose parent is not known yet until it is stored, within a bound: the oldest are forgotten first.
+
+use std::collections::BTreeMap;
+
+use hashbrown::HashMap;
+
+use super::StoredBlock;
+use super::apply::Source;
+use crate::hash::EngineHash;
+use crate::ranks::RankSlot;
+use crate::tier::Placement;
+
+/// Bounds on what waits in one index.
+const MAX_EVENTS: usize = 4_096;
+const MAX_BLOCKS: usize = 262_144;
+
+/// A store that waits for its parent.
+#[derive(Clone, Debug)]
+pub(super) struct Orphan {
+    pub(super) source: Source,
+    pub(super) parent: EngineHash,
+    pub(super) blocks: Vec<StoredBlock>,
+    /// Names whose removal came first; to be removed when all is stored.
+    pub(super) removed: Vec<(Placement, EngineHash)>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Waiting {
+    /// By age.
+    orphans: BTreeMap<u64, Orphan>,
+    by_parent: HashMap<(RankSlot, EngineHash), Vec<u64>>,
+    /// The last orphan that holds a name.
+    by_name: HashMap<(RankSlot, EngineHash), u64>,
+    next: u64,
+    blocks: usize,
+    pub(super) forgotten: u64,
+}
+
+impl Waiting {
+    pub(super) fn events(&self) -> usize {
+        self.orphans.len()
+    }
+
+    pub(super) fn blocks(&self) -> usize {
+        self.blocks
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.orphans.is_empty()
+    }
+
+    pub(super) fn push(&mut self, orphan: Orphan) {
+        if orphan.blocks.len() > MAX_BLOCKS {
+            self.forgotten += 1;
+            return;
+        }
+        while self.orphans.len() >= MAX_EVENTS || self.blocks + orphan.blocks.len() > MAX_BLOCKS {
+            let Some(oldest) = self.orphans.keys().next().copied() else {
+                break;
+            };
+            self.take(oldest);
+            self.forgotten += 1;
+        }
+        let age = self.next;
+        self.next += 1;
+        self.blocks += orphan.blocks.len();
+        self.by_parent
+            .entry((orphan.source.slot, orphan.parent))
+            .or_default()
+            .push(age);
+        for block in &orphan.blocks {
+            self.by_name
+                .insert((orphan.source.slot, block.engine_hash), age);
+        }
+        self.orphans.insert(age, orphan);
+    }
+
+    /// What waited for a name, oldest first.
+    pub(super) fn children(&mut self, slot: RankSlot, parent: EngineHash) -> Vec<Orphan> {
+        let ages = self
+            .by_parent
+            .get(&(slot, parent))
+            .cloned()
+            .unwrap_or_default();
+        ages.into_iter().filter_map(|age| self.take(age)).collect()
+    }
+
+    /// Notes the removal of a block that waits; false if none of that name does.
+    pub(super) fn remove(&mut self, slot: RankSlot, at: Placement, name: EngineHash) -> bool {
+        let Some(age) = self.by_name.get(&(slot, name)) else {
+            return false;
+        };
+        let Some(orphan) = self.orphans.get_mut(age) else {
+            return false;
+        };
+        let stored = orphan
+            .blocks
+            .iter()
+            .filter(|block| block.engine_hash == name)
+            .count();
+        let removed = orphan
+            .removed
+            .iter()
+            .filter(|removed| removed.1 == name)
+            .count();
+        if removed >= stored {
+            return false;
+        }
+        orphan.removed.push((at, name));
+        true
+    }
+
+    /// Forgets what waits of one rank.
+    pub(super) fn clear(&mut self, slot: RankSlot) {
+        let ages: Vec<_> = self
+            .orphans
+            .iter()
+            .filter(|(_, orphan)| orphan.source.slot == slot)
+            .map(|(age, _)| *age)
+            .collect();
+        for age in ages {
+            self.take(age);
+        }
+    }
+
+    fn take(&mut self, age: u64) -> Option<Orphan> {
+        let orphan = self.orphans.remove(&age)?;
+        self.blocks -= orphan.blocks.len();
+        let parent = (orphan.source.slot, orphan.parent);
+        if let Some(ages) = self.by_parent.get_mut(&parent) {
+            ages.retain(|other| *other != age);
+            if ages.is_empty() {
+                self.by_parent.remove(&parent);
+            }
+        }
+        for block in &orphan.blocks {
+            let key = (orphan.source.slot, block.engine_hash);
+            if self.by_name.get(&key) == Some(&age) {
+                self.by_name.remove(&key);
+            }
+        }
+        Some(orphan)
+    }
+}

@@ -1,0 +1,126 @@
+//! What a partition is told about the caches of its ranks, by their engines, by others and by its own selections; it decides nothing by it.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use pointsman_plugin::WorkerWithDpRank;
+
+use super::Partition;
+use crate::hash::SequenceHash;
+use crate::index::{Applied, DumpedRun, KvEvent, Placement};
+use crate::selection::SelectionRequest;
+
+impl Partition {
+    /// Takes over what a rank's engine says about the cache on its device.
+    pub fn apply_event(&self, worker: WorkerWithDpRank, event: &KvEvent) -> Applied {
+        self.apply_event_at(worker, Placement::default(), event)
+    }
+
+    /// Takes over what a rank's engine says about one tier and group of its cache.
+    pub fn apply_event_at(
+        &self,
+        worker: WorkerWithDpRank,
+        at: Placement,
+        event: &KvEvent,
+    ) -> Applied {
+        self.write_index().kv.apply_at(worker, at, event)
+    }
+
+    /// Takes over what a peer's dump says a rank holds: doubted until its engine says so.
+    pub fn apply_unconfirmed(
+        &self,
+        worker: WorkerWithDpRank,
+        at: Placement,
+        event: &KvEvent,
+    ) -> Applied {
+        self.write_index().kv.apply_unconfirmed(worker, at, event)
+    }
+
+    /// Forgets what a rank holds, as after a restart of its engine.
+    pub fn clear_rank(&self, worker: WorkerWithDpRank) -> Applied {
+        self.apply_event(worker, &KvEvent::Cleared)
+    }
+
+    /// Doubts all that a rank holds, as when its stream was lost. It counts as before; the engine's
+    /// word about a block ends the doubt about it.
+    pub fn doubt_rank(&self, worker: WorkerWithDpRank) {
+        self.write_index().kv.doubt(worker);
+    }
+
+    /// Ends all doubt about what a rank holds; how many blocks were doubted.
+    pub fn trust_rank(&self, worker: WorkerWithDpRank) -> usize {
+        self.write_index().kv.trust(worker)
+    }
+
+    /// Forgets what is still doubted of a rank; how many blocks that were.
+    pub fn drop_doubted(&self, worker: WorkerWithDpRank) -> usize {
+        self.write_index().kv.drop_doubted(worker)
+    }
+
+    /// How many blocks of a rank are doubted.
+    pub fn doubted(&self, worker: WorkerWithDpRank) -> usize {
+        self.read_index().kv.doubted(worker)
+    }
+
+    /// Lets only a share of a rank's overlap count from now on: 0 none, 1 all of it again. What a
+    /// selection says was found is not changed by it, only what policies see and load is charged.
+    pub fn discount_rank(&self, worker: WorkerWithDpRank, share: f64) {
+        let mut indexed = self.write_index();
+        let discounts = Arc::make_mut(&mut indexed.discounts);
+        if share >= 1.0 {
+            discounts.remove(&worker);
+        } else if indexed.table.row_of(worker).is_some() {
+            let share = if share > 0.0 { share } else { 0.0 };
+            Arc::make_mut(&mut indexed.discounts).insert(worker, share);
+        }
+    }
+
+    /// How much of a rank's overlap counts.
+    pub fn discount_of(&self, worker: WorkerWithDpRank) -> f64 {
+        let indexed = self.read_index();
+        indexed.discounts.get(&worker).copied().unwrap_or(1.0)
+    }
+
+    /// Visits what a rank holds, in the order in which it can be told to others: tier by tier,
+    /// parents before children. How many blocks had to be left out.
+    pub fn dump_rank(&self, worker: WorkerWithDpRank, visit: impl FnMut(DumpedRun<'_>)) -> usize {
+        self.read_index().kv.dump_rank(worker, visit)
+    }
+
+    /// Whether what is routed is believed in for a while.
+    pub fn predicts(&self) -> bool {
+        self.read_index().predictions.is_some()
+    }
+
+    /// Believes from `now` on that `worker` holds the prompt of `request`. Selections that reserve
+    /// do this themselves.
+    pub fn predict(&self, request: &SelectionRequest, worker: WorkerWithDpRank, now: Instant) {
+        if self.predicts() {
+            let hashed = self.hash(request);
+            self.predict_chain(worker, &hashed.lookup, now);
+        }
+    }
+
+    pub(super) fn predict_chain(
+        &self,
+        worker: WorkerWithDpRank,
+        chain: &Arc<[SequenceHash]>,
+        now: Instant,
+    ) {
+        if let Some(predictions) = &mut self.write_index().predictions {
+            predictions.predict(worker, chain, now);
+        }
+    }
+
+    /// Ends predictions whose time is over; waits for no writer unless there are some.
+    pub(super) fn expire_predictions(&self, now: Instant) {
+        let is_due = {
+            let indexed = self.read_index();
+            let predictions = indexed.predictions.as_ref();
+            predictions.is_some_and(|predictions| predictions.is_due(now))
+        };
+        if is_due && let Some(predictions) = &mut self.write_index().predictions {
+            predictions.expire(now);
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! What tiers, doubts, discounts and predictions do to a selection.
+
+use std::time::Duration;
+
+use super::*;
+use crate::index::{Placement, Tier};
+
+/// Lets `worker` hold blocks `from..to` of a prompt in a tier.
+fn hold(
+    partition: &Partition,
+    worker: WorkerWithDpRank,
+    tier: Tier,
+    prompt: &[u32],
+    blocks: std::ops::Range<usize>,
+) {
+    let hashes = prompt_hashes(prompt, partition.layout(), HashSeed::default(), &[]);
+    let name = |at: usize| EngineHash(hashes.sequence_hashes[at].0);
+    let event = KvEvent::Stored {
+        parent: blocks.start.checked_sub(1).map(name),
+        blocks: blocks
+            .map(|at| StoredBlock {
+                engine_hash: name(at),
+                block_hash: hashes.block_hashes[at],
+            })
+            .collect(),
+    };
+    partition.apply_event_at(worker, Placement::from(tier), &event);
+}
+
+fn prompt() -> Vec<u32> {
+    (1..=32).collect()
+}
+
+fn router_with_ttl(use_kv_events: bool) -> KvRouterConfig {
+    KvRouterConfig {
+        use_kv_events,
+        router_ttl_secs: 2.0,
+        router_predicted_ttl_secs: Some(1.0),
+        ..KvRouterConfig::default()
+    }
+}
+
+#[test]
+fn tiers_count_by_their_worth() {
+    let partition = partition();
+    hold(&partition, rank(2, 1), Tier::Device, &prompt(), 0..2);
+    hold(&partition, rank(2, 1), Tier::Host, &prompt(), 2..4);
+    hold(&partition, rank(2, 1), Tier::Disk, &prompt(), 4..5);
+    hold(&partition, rank(2, 1), Tier::External, &prompt(), 5..6);
+    let request = SelectionRequest {
+        record: true,
+        ..tokens(prompt())
+    };
+    let selection = select(&partition, &request);
+    assert_eq!(selection.worker, rank(2, 1));
+    assert_eq!(selection.overlap_blocks, 2);
+    assert_eq!(selection.host_overlap_blocks, 2);
+    assert_eq!(selection.disk_overlap_blocks, 2);
+    // 2 + 2 x 0.75 + 2 x 0.25 blocks of 4 tokens.
+    assert_eq!(selection.effective_prefill_tokens, 32 - 16);
+    let tiers = selection.rank_tiers.iter();
+    let tiers: Vec<_> = tiers
+        .map(|rank| (rank.device_blocks, rank.host_blocks))
+        .collect();
+    assert_eq!(tiers, [(0, 0), (2, 2)]);
+    let record = selection.record.unwrap();
+    let picked = record
+        .candidates
+        .iter()
+        .find(|row| row.worker == rank(2, 1));
+    assert_eq!(
+        picked.unwrap().cache.effective_blocks.to_bits(),
+        4.0_f64.to_bits()
+    );
+}
+
+#[test]
+fn shared_blocks_count_beyond_the_device() {
+    let partition = partition();
+    hold(&partition, rank(1, 0), Tier::Device, &prompt(), 0..3);
+    let request = SelectionRequest {
+        shared_hits: vec![1..5, 7..8],
+        ..tokens(prompt())
+    };
+    let overlaps = partition.overlaps(&request).unwrap();
+    let shared = overlaps.ranks.iter();
+    let shared: Vec<_> = shared
+        .map(|rank| rank.shared_beyond_device_blocks)
+        .collect();
+    assert_eq!(shared, [3, 5, 5, 5]);
+}
+
+#[test]
+fn a_discounted_rank_is_believed_less_and_says_so() {
+    let partition = partition();
+    hold(&partition, rank(1, 0), Tier::Device, &prompt(), 0..8);
+    hold(&partition, rank(2, 0), Tier::Device, &prompt(), 0..3);
+    partition.discount_rank(rank(1, 0), 0.25);
+    let selection = select(&partition, &tokens(prompt()));
+    assert_eq!(selection.worker, rank(2, 0));
+    assert_eq!(partition.stats().discounted_ranks, 1);
+    partition.discount_rank(rank(2, 0), 0.0);
+    let selection = select(&partition, &tokens(prompt()));
+    assert_eq!(selection.worker, rank(1, 0));
+    assert_eq!(selection.overlap_blocks, 8);
+    assert_eq!(selection.effective_prefill_tokens, 32 - 8);
+    partition.discount_rank(rank(1, 0), 1.0);
+    partition.set_workers(vec![worker(1)]);
+    assert_eq!(partition.stats().discounted_ranks, 0);
+}
+
+#[test]
+fn without_events_a_prompt_returns_to_where_it_went() {
+    let partition = partition_with(router_with_ttl(false), default_factory());
+    let start = Instant::now();
+    let at = |ms| start + Duration::from_millis(ms);
+    let first = partition
+        .select_and_reserve(&tokens(prompt()), "a".into(), at(0))
+        .unwrap();
+    let worker = first.selection.worker;
+    drop(first);
+    let again = partition.select(&tokens(prompt()), at(1_000)).unwrap();
+    assert_eq!((again.worker, again.overlap_blocks), (worker, 8));
+    let later = partition.select(&tokens(prompt()), at(2_200)).unwrap();
+    assert_eq!(later.overlap_blocks, 0);
+    assert_eq!(partition.stats().predictions.expired, 8);
+}
+
+#[test]
+fn with_events_the_larger_of_both_counts() {
+    let partition = partition_with(router_with_ttl(true), default_factory());
+    let start = Instant::now();
+    hold(&partition, rank(1, 0), Tier::Device, &prompt(), 0..5);
+    hold(&partition, rank(1, 0), Tier::Host, &prompt(), 5..7);
+    partition.predict(&tokens(1..=24), rank(1, 0), start);
+    partition.predict(&tokens(1..=8), rank(2, 1), start);
+    let selection = partition.select(&tokens(prompt()), start).unwrap();
+    assert_eq!(selection.worker, rank(1, 0));
+    assert_eq!(selection.overlap_blocks, 6);
+    assert_eq!(selection.host_overlap_blocks, 1);
+    let overlaps = partition.overlaps(&tokens(prompt())).unwrap();
+    let blocks: Vec<_> = overlaps
+        .ranks
+        .iter()
+        .map(|rank| rank.device_blocks)
+        .collect();
+    assert_eq!(blocks, [6, 0, 0, 2]);
+}
+
+#[test]
+fn predictions_of_a_rank_that_left_are_forgotten() {
+    let partition = partition_with(router_with_ttl(false), default_factory());
+    let now = Instant::now();
+    partition.predict(&tokens(prompt()), rank(1, 0), now);
+    partition.set_workers(vec![worker(2)]);
+    partition.set_workers(vec![worker(1), worker(2), worker(3)]);
+    let overlaps = partition.overlaps(&tokens(prompt())).unwrap();
+    assert!(overlaps.ranks.iter().all(|rank| rank.device_blocks == 0));
+    assert_eq!(partition.stats().predictions.blocks, 0);
+}
+
+#[test]
+fn a_dumped_partition_is_believed_until_it_is_doubted_too_long() {
+    let source = partition();
+    hold(&source, rank(1, 1), Tier::Device, &prompt(), 0..6);
+    hold(&source, rank(1, 1), Tier::Host, &prompt(), 6..8);
+    let copy = partition();
+    let left_out = source.dump_rank(rank(1, 1), |run| {
+        let event = KvEvent::Stored {
+            parent: run.parent,
+            blocks: run.blocks.to_vec(),
+        };
+        copy.apply_unconfirmed(run.worker, run.tier.into(), &event);
+    });
+    assert_eq!(left_out, 0);
+    assert_eq!(copy.doubted(rank(1, 1)), 8);
+    let selection = select(&copy, &tokens(prompt()));
+    assert_eq!(
+        (selection.overlap_blocks, selection.host_overlap_blocks),
+        (6, 2)
+    );
+    hold(&copy, rank(1, 1), Tier::Device, &prompt(), 0..2);
+    assert_eq!(copy.drop_doubted(rank(1, 1)), 6);
+    assert_eq!(select(&copy, &tokens(prompt())).overlap_blocks, 2);
+}
+
+#[test]
+fn hits_beyond_a_position_are_counted_by_the_block() {
+    let hits = [0..2, 4..8];
+    for (position, expected) in [(0, 6), (1, 5), (3, 4), (6, 2), (8, 0), (u32::MAX, 0)] {
+        assert_eq!(crate::selection::hits_beyond(&hits, position), expected);
+    }
+}
