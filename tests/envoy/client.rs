@@ -82,6 +82,7 @@ async fn try_send(address: SocketAddr, version: Version, request: Request<Body>)
     let io = TokioIo::new(TcpStream::connect(address).await.ok()?);
     let (response, connection) = match version {
         Version::Http1 => {
+            let request = origin_form(request);
             let (mut sender, connection) = hyper::client::conn::http1::handshake(io).await.ok()?;
             let connection = tokio::spawn(async move { drop(connection.await) });
             (sender.send_request(request).await.ok()?, connection)
@@ -102,6 +103,14 @@ async fn try_send(address: SocketAddr, version: Version, request: Request<Body>)
         body,
         connection,
     })
+}
+
+/// HTTP/1.1 names the host in a header, and only the path in its first line.
+fn origin_form(request: Request<Body>) -> Request<Body> {
+    let (mut head, body) = request.into_parts();
+    let path = head.uri.path_and_query().cloned().expect("a path");
+    head.uri = path.into();
+    Request::from_parts(head, body)
 }
 
 pub(crate) fn request(method: &str, address: SocketAddr, path: &str, body: Body) -> Request<Body> {

@@ -20,7 +20,6 @@ use crate::client::Body;
 pub(crate) struct Seen {
     pub(crate) method: String,
     pub(crate) path: String,
-    pub(crate) headers: http::HeaderMap,
     pub(crate) body: Bytes,
 }
 
@@ -126,7 +125,6 @@ async fn answer(
     seen.lock().expect("not poisoned").push(Seen {
         method: head.method.to_string(),
         path: head.uri.path().to_owned(),
-        headers: head.headers,
         body: body.to_bytes(),
     });
     let streamed = answers.lock().expect("not poisoned").take();
