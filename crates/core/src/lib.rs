@@ -30,7 +30,7 @@ pub use partition::{
 };
 pub use predictions::PredictionStats;
 pub use ranks::RankSlot;
-pub use reservation::{Reservation, ReservationId};
+pub use reservation::{ChargeHandle, Reservation, ReservationId};
 pub use selection::{
     Prompt, RankLoad, Reserved, RoutingConstraints, SelectError, Selection, SelectionRequest,
 };

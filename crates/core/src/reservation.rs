@@ -23,6 +23,14 @@ pub struct Reservation {
     worker: WorkerWithDpRank,
 }
 
+/// Reaches the charge of a reservation without holding it: once that is freed, every call does
+/// nothing. For owners that keep reservations behind a lock of their own.
+#[derive(Clone)]
+pub struct ChargeHandle {
+    load: Arc<Mutex<LoadBook>>,
+    key: ChargeKey,
+}
+
 impl ReservationId {
     pub fn as_str(&self) -> &str {
         &self.0
@@ -81,6 +89,13 @@ impl Reservation {
         self.worker
     }
 
+    pub fn handle(&self) -> ChargeHandle {
+        ChargeHandle {
+            load: Arc::clone(&self.load),
+            key: self.key,
+        }
+    }
+
     /// The prompt is computed: its tokens are no longer charged. A second call does nothing.
     pub fn prefill_complete(&mut self) {
         lock(&self.load).complete_prefill(self.key);
@@ -99,6 +114,26 @@ impl Reservation {
             self.worker = worker;
         }
         moved
+    }
+}
+
+impl ChargeHandle {
+    /// See [`Reservation::prefill_complete`].
+    pub fn prefill_complete(&self) {
+        lock(&self.load).complete_prefill(self.key);
+    }
+
+    /// See [`Reservation::output_block`].
+    pub fn output_block(&self, decay: Option<f64>) {
+        lock(&self.load).add_output_block(self.key, decay);
+    }
+}
+
+impl fmt::Debug for ChargeHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ChargeHandle")
+            .field("key", &self.key)
+            .finish_non_exhaustive()
     }
 }
 

@@ -127,3 +127,20 @@ fn overlaps_name_every_rank_and_sums_saturate() {
     let potential = partition.potential_loads(&tokens(0..18)).unwrap();
     assert_eq!(potential[0].prefill_tokens, 18);
 }
+
+#[test]
+fn a_handle_reaches_a_charge_while_it_is_held_and_nothing_after() {
+    let partition = partition();
+    let held = reserve(&partition, rank(1, 0), "a").unwrap();
+    let handle = held.handle();
+    handle.prefill_complete();
+    handle.output_block(None);
+    let load = partition.loads()[0];
+    assert_eq!((load.active_prefill_tokens, load.decode_blocks), (0, 9));
+    drop(held);
+    let _other = reserve(&partition, rank(1, 0), "b").unwrap();
+    handle.prefill_complete();
+    handle.output_block(None);
+    let load = partition.loads()[0];
+    assert_eq!((load.active_prefill_tokens, load.decode_blocks), (30, 8));
+}
