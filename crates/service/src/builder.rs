@@ -4,6 +4,8 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::num::NonZeroU32;
+use std::sync::Weak;
+use std::time::{Duration, Instant};
 
 use pointsman_core::PartitionConfig;
 use pointsman_plugin::{KvRouterConfig, RouterPluginRegistry, WorkerType};
@@ -14,11 +16,14 @@ use tracing::{info, warn};
 use crate::error::SelectionServiceError;
 use crate::events::{EventsConfig, Subscribers};
 use crate::metrics::SelectionMetrics;
-use crate::service::SelectionService;
+use crate::pending::PendingConfig;
+use crate::reservations::ReservationsConfig;
+use crate::service::{Memory, SelectionService, Shared};
 use crate::workers::{Catalog, Rules};
 
 /// Block size of workers that state none, unless the builder is told another.
 const DEFAULT_BLOCK_SIZE: u32 = 16;
+const EXPIRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What a service is built from.
 #[derive(Debug)]
@@ -31,6 +36,7 @@ pub struct SelectionServiceBuilder {
     host: Option<String>,
     require_ip_endpoints: bool,
     events: EventsConfig,
+    memory: Memory,
     metrics: SelectionMetrics,
 }
 
@@ -49,6 +55,7 @@ impl SelectionServiceBuilder {
             host: None,
             require_ip_endpoints: false,
             events: EventsConfig::default(),
+            memory: Memory::default(),
             metrics: SelectionMetrics::default(),
         }
     }
@@ -87,6 +94,20 @@ impl SelectionServiceBuilder {
         self
     }
 
+    /// Bounds on selections that wait to be reserved.
+    #[must_use]
+    pub fn selection_cache(mut self, pending: PendingConfig) -> Self {
+        self.memory.pending = pending;
+        self
+    }
+
+    /// Bounds on reservations that are held by their id.
+    #[must_use]
+    pub fn reservations(mut self, reservations: ReservationsConfig) -> Self {
+        self.memory.reservations = reservations;
+        self
+    }
+
     /// Registers the service's metrics.
     #[must_use]
     pub fn metrics(mut self, registry: &mut Registry) -> Self {
@@ -101,6 +122,12 @@ impl SelectionServiceBuilder {
     )]
     pub async fn build(self) -> Result<SelectionService, SelectionServiceError> {
         let runtime = Handle::try_current().map_err(|_| SelectionServiceError::NoRuntime)?;
+        let service = self.assemble(runtime.clone())?;
+        runtime.spawn(expire(service.downgrade()));
+        Ok(service)
+    }
+
+    fn assemble(self, runtime: Handle) -> Result<SelectionService, SelectionServiceError> {
         self.config
             .validate()
             .map_err(|mistakes| SelectionServiceError::BadConfig { mistakes })?;
@@ -143,8 +170,42 @@ impl SelectionServiceBuilder {
         Ok(SelectionService::new(
             catalog,
             self.default_model,
+            self.memory,
             self.metrics,
         ))
+    }
+}
+
+impl SelectionService {
+    /// A service for tests and for use in one process alone: it reads no events, asks no other
+    /// replica, and lets go of what is over by time only when it is called. Whoever serves
+    /// production traffic takes [`SelectionServiceBuilder`]. Must be called within a tokio runtime.
+    pub fn new_local(
+        config: KvRouterConfig,
+        worker_type: WorkerType,
+        registry: RouterPluginRegistry,
+    ) -> Result<Self, SelectionServiceError> {
+        let runtime = Handle::try_current().map_err(|_| SelectionServiceError::NoRuntime)?;
+        let config = KvRouterConfig {
+            use_kv_events: false,
+            router_predicted_ttl_secs: None,
+            ..config
+        };
+        SelectionServiceBuilder::new(config, worker_type, registry).assemble(runtime)
+    }
+}
+
+/// Lets go of what is over by time, each second, as long as the service is there.
+async fn expire(service: Weak<Shared>) {
+    loop {
+        tokio::time::sleep(EXPIRY_INTERVAL).await;
+        let Some(shared) = service.upgrade() else {
+            return;
+        };
+        if shared.is_stopping() {
+            return;
+        }
+        shared.expire(Instant::now());
     }
 }
 

@@ -20,13 +20,21 @@ pub enum SelectionServiceError {
     NotReady,
     #[error("the service is shutting down")]
     ShuttingDown,
-    #[error("worker {worker_id}: {field} is {value}, expected {expected}")]
+    #[error("worker {worker_id}: {field}: {reason}")]
     BadWorker {
         worker_id: u64,
-        field: &'static str,
-        value: String,
-        expected: String,
+        field: String,
+        reason: String,
     },
+    #[error("worker {worker_id} is registered but cannot serve")]
+    WorkerNotSchedulable { worker_id: u64 },
+    #[error("no reservation {id}")]
+    UnknownReservation { id: String },
+    /// Never made here, expired, evicted, or reserved already.
+    #[error("no pending selection {id} in {partition}")]
+    NoPendingSelection { partition: PartitionId, id: String },
+    #[error("{limit} reservations are held by id already")]
+    TooManyReservations { limit: usize },
     #[error("{setting} is {value}, expected {expected}")]
     BadSetting {
         setting: &'static str,

@@ -6,21 +6,32 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::panic))]
 
 mod builder;
+mod by_id;
 mod error;
 mod events;
+mod inspection;
 mod metrics;
+mod pending;
+mod reservations;
 mod service;
 mod workers;
 
 pub use builder::SelectionServiceBuilder;
+pub use by_id::{Booked, ExplicitReservation, ReservedById};
 pub use error::{SelectionServiceError, UnknownModel};
 pub use events::EventsConfig;
 pub use metrics::SelectionMetrics;
+pub use pending::PendingConfig;
+pub use reservations::ReservationsConfig;
 pub use service::{
     EventsApplied, MAX_RESERVATION_ID_BYTES, PartitionLoads, Reserved, Selected, SelectionService,
     ServiceState,
 };
 pub use workers::{
-    EndpointTable, Entry, KvTransferEnforcement, Lifecycle, MAX_DATA_PARALLEL_SIZE, RankEvents,
-    WorkerEndpoint, WorkerRecord, WorkerRegistration, WorkersFile, WorkersFileError,
+    BadField, EndpointTable, Entry, KvTransferEnforcement, Lifecycle, MAX_DATA_PARALLEL_SIZE,
+    RankEvents, WorkerEndpoint, WorkerPatch, WorkerRecord, WorkerRegistration, WorkersFile,
+    WorkersFileError,
 };
+
+/// The service as a value of its own, see [`SelectionService::new_local`].
+pub type SelectionCore = SelectionService;

@@ -9,6 +9,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
 use crate::events::{ClearCause, SkipReason};
+use crate::pending::PendingMetrics;
+use crate::reservations::ReservationMetrics;
 use crate::workers::Lifecycle;
 
 /// The counters of one service. Clones share them.
@@ -18,6 +20,8 @@ pub struct SelectionMetrics {
     pub(crate) reservations: Counter,
     workers: Family<LifecycleLabels, Gauge>,
     pub(crate) events: EventMetrics,
+    pub(crate) pending: PendingMetrics,
+    pub(crate) by_id: ReservationMetrics,
 }
 
 /// The part that the event subscribers count.
@@ -113,6 +117,8 @@ impl SelectionMetrics {
             metrics.workers.clone(),
         );
         metrics.events.register(registry);
+        metrics.pending.register(registry);
+        metrics.by_id.register(registry);
         metrics
     }
 

@@ -5,7 +5,7 @@
 //! `Reservation` that is returned, and by nothing else.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
@@ -19,9 +19,11 @@ use tracing::{info, warn};
 
 use crate::error::{SelectionServiceError, UnknownModel};
 use crate::metrics::SelectionMetrics;
+use crate::pending::{PendingConfig, PendingSelections};
+use crate::reservations::{Reservations, ReservationsConfig};
 use crate::workers::{
     Catalog, EndpointTable, Lifecycle, MAX_DATA_PARALLEL_SIZE, PublishedWorker, Snapshot,
-    WorkerRecord, WorkerRegistration,
+    WorkerPatch, WorkerRecord, WorkerRegistration,
 };
 
 /// Longest reservation id that is taken, in bytes.
@@ -38,13 +40,22 @@ pub struct SelectionService {
 }
 
 #[derive(Debug)]
-struct Shared {
+pub(crate) struct Shared {
     /// Writers only.
     catalog: Mutex<Catalog>,
     published: ArcSwap<Snapshot>,
     state: watch::Sender<ServiceState>,
     default_model: Option<String>,
     metrics: SelectionMetrics,
+    pub(crate) pending: PendingSelections,
+    pub(crate) reservations: Reservations,
+}
+
+/// What a service remembers for callers that hold nothing but an id.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Memory {
+    pub(crate) pending: PendingConfig,
+    pub(crate) reservations: ReservationsConfig,
 }
 
 /// What the outside may know at a glance.
@@ -91,6 +102,7 @@ impl SelectionService {
     pub(crate) fn new(
         catalog: Catalog,
         default_model: Option<String>,
+        memory: Memory,
         metrics: SelectionMetrics,
     ) -> Self {
         let service = Self {
@@ -99,6 +111,8 @@ impl SelectionService {
                 published: ArcSwap::default(),
                 state: watch::Sender::default(),
                 default_model,
+                pending: PendingSelections::new(memory.pending, metrics.pending.clone()),
+                reservations: Reservations::new(memory.reservations, metrics.by_id.clone()),
                 metrics,
             }),
         };
@@ -119,7 +133,34 @@ impl SelectionService {
         record.ok_or(SelectionServiceError::UnknownWorker { worker_id })
     }
 
-    /// Answers the record that the worker had.
+    /// Changes the named fields of a worker. The catalog's writer does it, so that two changes at
+    /// once are both applied.
+    pub fn patch_worker(
+        &self,
+        worker_id: u64,
+        patch: &WorkerPatch,
+    ) -> Result<WorkerRecord, SelectionServiceError> {
+        self.write(|catalog| {
+            let known = catalog.registration(worker_id);
+            let known = known.ok_or(SelectionServiceError::UnknownWorker { worker_id })?;
+            let changed = patch
+                .apply(known)
+                .map_err(|bad| SelectionServiceError::BadWorker {
+                    worker_id,
+                    field: bad.field,
+                    reason: bad.reason,
+                })?;
+            check_registration(&changed)?;
+            if changed != *known {
+                catalog.upsert(changed);
+            }
+            Ok::<_, SelectionServiceError>(())
+        })??;
+        let record = self.worker(worker_id);
+        record.ok_or(SelectionServiceError::UnknownWorker { worker_id })
+    }
+
+    /// Answers the record that the worker had. Reservations that are held by their id lose its load.
     pub fn remove_worker(&self, worker_id: u64) -> Result<WorkerRecord, SelectionServiceError> {
         let unknown = SelectionServiceError::UnknownWorker { worker_id };
         let Some(record) = self.worker(worker_id) else {
@@ -144,9 +185,8 @@ impl SelectionService {
             if !ids.insert(registration.worker_id) {
                 return Err(SelectionServiceError::BadWorker {
                     worker_id: registration.worker_id,
-                    field: "worker_id",
-                    value: registration.worker_id.to_string(),
-                    expected: "an id that no other entry has".to_owned(),
+                    field: "worker_id".to_owned(),
+                    reason: "another entry has the same id".to_owned(),
                 });
             }
         }
@@ -282,7 +322,9 @@ impl SelectionService {
         request: &SelectionRequest,
         id: Option<String>,
     ) -> Result<Reserved, SelectionServiceError> {
-        let id = reservation_id(id)?;
+        let id = id.unwrap_or_else(new_id);
+        checked_id(&id)?;
+        let id = ReservationId::from(id);
         let (partition, snapshot) = self.partition(partition)?;
         let reserved = partition.select_and_reserve(request, id, Instant::now())?;
         // A worker that left meanwhile: the error drops the reservation, and with it the load.
@@ -294,7 +336,15 @@ impl SelectionService {
         })
     }
 
-    fn partition(
+    pub(crate) fn shared(&self) -> &Shared {
+        &self.shared
+    }
+
+    pub(crate) fn downgrade(&self) -> Weak<Shared> {
+        Arc::downgrade(&self.shared)
+    }
+
+    pub(crate) fn partition(
         &self,
         id: &PartitionId,
     ) -> Result<(Arc<Partition>, Arc<Snapshot>), SelectionServiceError> {
@@ -337,6 +387,15 @@ impl SelectionService {
             (outcome, before, after)
         };
         log_changes(&before, &after);
+        let removed: BTreeSet<u64> = before
+            .workers
+            .keys()
+            .copied()
+            .filter(|id| !after.workers.contains_key(id))
+            .collect();
+        if !removed.is_empty() {
+            self.shared.reservations.orphan(&removed);
+        }
         Ok(outcome)
     }
 
@@ -354,29 +413,50 @@ impl SelectionService {
     }
 }
 
+impl Shared {
+    /// Whether a worker is registered, whatever it may be used for.
+    pub(crate) fn knows(&self, worker_id: u64) -> bool {
+        self.published.load().workers.contains_key(&worker_id)
+    }
+
+    /// Lets go of what is over by time.
+    pub(crate) fn expire(&self, now: Instant) {
+        self.pending.expire(now);
+        self.reservations.expire(now);
+    }
+
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.state.borrow().stopping
+    }
+}
+
 fn check_registration(registration: &WorkerRegistration) -> Result<(), SelectionServiceError> {
     if registration.rank_count() <= MAX_DATA_PARALLEL_SIZE {
         return Ok(());
     }
     Err(SelectionServiceError::BadWorker {
         worker_id: registration.worker_id,
-        field: "data_parallel_size",
-        value: registration.rank_count().to_string(),
-        expected: format!("at most {MAX_DATA_PARALLEL_SIZE}"),
+        field: "data_parallel_size".to_owned(),
+        reason: format!(
+            "found {}, expected at most {MAX_DATA_PARALLEL_SIZE}",
+            registration.rank_count()
+        ),
     })
 }
 
-fn reservation_id(id: Option<String>) -> Result<ReservationId, SelectError> {
-    let Some(id) = id else {
-        return Ok(ReservationId::from(uuid::Uuid::new_v4().to_string()));
-    };
+pub(crate) fn new_id() -> String {
+    uuid::Uuid::new_v4().to_string()
+}
+
+/// Refuses ids that no route could name.
+pub(crate) fn checked_id(id: &str) -> Result<(), SelectError> {
     if id.is_empty() || id.len() > MAX_RESERVATION_ID_BYTES {
         return Err(SelectError::BadRequest(format!(
             "selection_id must have 1 to {MAX_RESERVATION_ID_BYTES} bytes, found {}",
             id.len()
         )));
     }
-    Ok(ReservationId::from(id))
+    Ok(())
 }
 
 fn located(selection: Selection, snapshot: &Snapshot) -> Result<Selected, SelectionServiceError> {

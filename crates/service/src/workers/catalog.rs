@@ -110,6 +110,10 @@ impl Catalog {
         self.change(Vec::new(), vec![registration]);
     }
 
+    pub(crate) fn registration(&self, worker_id: u64) -> Option<&WorkerRegistration> {
+        Some(&self.workers.get(&worker_id)?.registration)
+    }
+
     /// False where no such worker is registered.
     pub(crate) fn remove(&mut self, worker_id: u64) -> bool {
         let known = self.workers.contains_key(&worker_id);

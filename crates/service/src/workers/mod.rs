@@ -7,12 +7,14 @@ mod assessment;
 mod catalog;
 mod endpoints;
 mod file;
+mod patch;
 mod registration;
 
 pub(crate) use assessment::{EventSource, Layout, Rules};
 pub(crate) use catalog::{Catalog, PublishedWorker, Snapshot};
 pub use endpoints::{EndpointTable, WorkerEndpoint};
 pub use file::{Entry, WorkersFile, WorkersFileError};
+pub use patch::{BadField, WorkerPatch};
 pub use registration::{
     KvTransferEnforcement, Lifecycle, MAX_DATA_PARALLEL_SIZE, RankEvents, WorkerRecord,
     WorkerRegistration,

@@ -6,12 +6,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use serde::{Deserialize, Deserializer, Serialize};
+use utoipa::ToSchema;
 
 /// The most data-parallel ranks that one worker may have.
 pub const MAX_DATA_PARALLEL_SIZE: u32 = 4096;
 
 /// One worker as registered. Unknown fields are ignored here; a workers file refuses them.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct WorkerRegistration {
     pub worker_id: u64,
     #[serde(default = "default_name", deserialize_with = "name_or_default")]
@@ -84,7 +85,7 @@ pub struct WorkerRegistration {
     pub kv_event_source_mode: Option<String>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum KvTransferEnforcement {
     Required,
@@ -155,6 +156,11 @@ impl WorkerRegistration {
     pub fn rank_count(&self) -> u32 {
         self.data_parallel_size.unwrap_or(1)
     }
+
+    pub fn ranks(&self) -> std::ops::Range<u32> {
+        let first_rank = self.first_rank();
+        first_rank..first_rank.saturating_add(self.rank_count())
+    }
 }
 
 fn default_name() -> String {
@@ -175,7 +181,7 @@ where
 }
 
 /// What a worker can be used for now.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Lifecycle {
     /// Something is missing or wrong; the reasons say what.
@@ -211,7 +217,7 @@ impl fmt::Display for Lifecycle {
 }
 
 /// A registration with what became of it.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct WorkerRecord {
     #[serde(flatten)]
     pub registration: WorkerRegistration,
@@ -233,7 +239,7 @@ impl WorkerRecord {
 }
 
 /// What is known of one rank's event stream.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, ToSchema)]
 pub struct RankEvents {
     pub connected: bool,
     /// Blocks of this rank may be stale until a replay confirms them.

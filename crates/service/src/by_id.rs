@@ -1,0 +1,281 @@
+//! The part of the service's door for callers that hold a reservation by its id: remote runtimes.
+//!
+//! It keeps no books of its own: ids are in `reservations`, selections to be reserved in `pending`,
+//! load in core. Whoever can hold a value should call `select_and_reserve` instead.
+
+use std::time::Instant;
+
+use pointsman_core::{PartitionId, Reservation, SelectError, SelectionRequest};
+use pointsman_plugin::WorkerWithDpRank;
+
+use crate::error::SelectionServiceError;
+use crate::pending::{Key, PendingSelection};
+use crate::reservations::{Claim, ClaimError, Heard};
+use crate::service::{Selected, SelectionService, checked_id, new_id};
+
+/// Load to be held on a rank that the caller chose.
+#[derive(Clone, Debug)]
+pub struct ExplicitReservation {
+    pub id: String,
+    pub worker: WorkerWithDpRank,
+    /// Prompt, adapter and overrides; of hashes the sequence hashes are enough.
+    pub request: SelectionRequest,
+    /// What is left to compute of the prompt. Given, it is what is charged, and prefill is tracked.
+    pub effective_prefill_tokens: Option<u64>,
+}
+
+/// A selection whose load is held under an id.
+#[derive(Clone, Debug)]
+pub struct ReservedById {
+    pub id: String,
+    pub selected: Selected,
+}
+
+/// Load held under an id, without a selection of this call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Booked {
+    pub worker: WorkerWithDpRank,
+    /// As registered.
+    pub endpoint: String,
+}
+
+impl SelectionService {
+    /// Chooses a worker and remembers the choice, to be reserved with [`reserve_pending`]. A
+    /// selection already pending under the id in this partition is replaced.
+    ///
+    /// [`reserve_pending`]: Self::reserve_pending
+    pub async fn select_pending(
+        &self,
+        partition: &PartitionId,
+        request: SelectionRequest,
+        id: String,
+    ) -> Result<Selected, SelectionServiceError> {
+        checked_id(&id)?;
+        let selected = self.select(partition, request).await?;
+        let pending = PendingSelection {
+            worker: selected.selection.worker,
+            charge: selected.selection.charge(),
+        };
+        let key = Key {
+            partition: partition.clone(),
+            id,
+        };
+        self.shared().pending.remember(key, pending, Instant::now());
+        Ok(selected)
+    }
+
+    /// Chooses a worker and charges it under an id; without one, an id is made. A selection pending
+    /// under that id is discarded.
+    pub async fn select_and_reserve_by_id(
+        &self,
+        partition: &PartitionId,
+        request: SelectionRequest,
+        id: Option<String>,
+    ) -> Result<ReservedById, SelectionServiceError> {
+        let id = match id {
+            Some(id) => id,
+            None => new_id(),
+        };
+        checked_id(&id)?;
+        let claim = self.claim(&id)?;
+        let reserved = self
+            .select_and_reserve(partition, request, Some(id.clone()))
+            .await?;
+        let key = Key {
+            partition: partition.clone(),
+            id,
+        };
+        self.shared().pending.discard(&key);
+        self.keep(claim, reserved.reservation)?;
+        Ok(ReservedById {
+            id: key.id,
+            selected: reserved.selected,
+        })
+    }
+
+    /// Charges what [`select_pending`](Self::select_pending) chose, exactly as it was then. It is
+    /// used up by success alone.
+    pub fn reserve_pending(
+        &self,
+        partition: &PartitionId,
+        id: &str,
+    ) -> Result<Booked, SelectionServiceError> {
+        checked_id(id)?;
+        let key = Key {
+            partition: partition.clone(),
+            id: id.to_owned(),
+        };
+        let pending = &self.shared().pending;
+        let none = || SelectionServiceError::NoPendingSelection {
+            partition: partition.clone(),
+            id: id.to_owned(),
+        };
+        pending.find(&key, Instant::now()).ok_or_else(none)?;
+        let claim = self.claim(id)?;
+        // Looked for again: another replay may have used it up before the id was free.
+        let found = pending.find(&key, Instant::now()).ok_or_else(none)?;
+        let selection = &found.selection;
+        let booked = self.booked(selection.worker)?;
+        let (partition, _) = self.partition(partition)?;
+        let reservation = partition.reserve(
+            selection.worker,
+            selection.charge.clone(),
+            claim.id().clone(),
+        )?;
+        pending.consume(&key, &found);
+        self.keep(claim, reservation)?;
+        Ok(booked)
+    }
+
+    /// Charges the rank that the caller names. A selection pending under that id is discarded.
+    pub fn reserve_explicit(
+        &self,
+        partition: &PartitionId,
+        wanted: ExplicitReservation,
+    ) -> Result<Booked, SelectionServiceError> {
+        checked_id(&wanted.id)?;
+        let isl_tokens = wanted.request.prompt.isl_tokens();
+        if let Some(tokens) = wanted.effective_prefill_tokens
+            && tokens > isl_tokens
+        {
+            return Err(SelectError::BadRequest(format!(
+                "effective_prefill_tokens is {tokens}, expected at most the {isl_tokens} tokens of the prompt"
+            ))
+            .into());
+        }
+        self.check_rank(partition, wanted.worker)?;
+        let claim = self.claim(&wanted.id)?;
+        let booked = self.booked(wanted.worker)?;
+        let (of, _) = self.partition(partition)?;
+        let mut charge = of.charge_of(&wanted.request);
+        if let Some(tokens) = wanted.effective_prefill_tokens {
+            charge.prefill_tokens = tokens;
+        }
+        let reservation = of.reserve(wanted.worker, charge, claim.id().clone())?;
+        let key = Key {
+            partition: partition.clone(),
+            id: wanted.id,
+        };
+        self.shared().pending.discard(&key);
+        self.keep(claim, reservation)?;
+        Ok(booked)
+    }
+
+    /// The prompt is computed: its tokens are no longer charged. A second call does nothing.
+    pub fn prefill_complete(&self, id: &str) -> Result<(), SelectionServiceError> {
+        if let Heard::Charged(charge) = self.hear(id)? {
+            charge.prefill_complete();
+        }
+        Ok(())
+    }
+
+    /// One more block of output. `decay_fraction`, from 0 to 1, is how much the blocks that only this
+    /// request needs count from now on.
+    pub fn output_block(
+        &self,
+        id: &str,
+        decay_fraction: Option<f64>,
+    ) -> Result<(), SelectionServiceError> {
+        if let Some(fraction) = decay_fraction
+            && !(0.0..=1.0).contains(&fraction)
+        {
+            return Err(SelectError::BadRequest(format!(
+                "decay_fraction is {fraction}, expected a number from 0 to 1"
+            ))
+            .into());
+        }
+        if let Heard::Charged(charge) = self.hear(id)? {
+            charge.output_block(decay_fraction);
+        }
+        Ok(())
+    }
+
+    /// Ends a reservation and frees its load, if its worker has not taken that along.
+    pub fn free(&self, id: &str) -> Result<(), SelectionServiceError> {
+        if self.shared().reservations.free(id) {
+            Ok(())
+        } else {
+            Err(unknown(id))
+        }
+    }
+
+    fn hear(&self, id: &str) -> Result<Heard, SelectionServiceError> {
+        let reservations = &self.shared().reservations;
+        reservations
+            .hear(id, Instant::now())
+            .ok_or_else(|| unknown(id))
+    }
+
+    fn claim(&self, id: &str) -> Result<Claim<'_>, SelectionServiceError> {
+        let reservations = &self.shared().reservations;
+        reservations
+            .claim(id, Instant::now())
+            .map_err(|error| match error {
+                ClaimError::Held => SelectError::DuplicateReservation { id: id.to_owned() }.into(),
+                ClaimError::Full => SelectionServiceError::TooManyReservations {
+                    limit: reservations.max_entries(),
+                },
+            })
+    }
+
+    /// Holds a reservation under its id, unless its worker was removed meanwhile: a removal looks
+    /// for reservations after it is published, so one of the two sees the other.
+    fn keep(
+        &self,
+        claim: Claim<'_>,
+        reservation: Reservation,
+    ) -> Result<(), SelectionServiceError> {
+        let id = claim.id().clone();
+        let worker_id = reservation.worker().worker_id;
+        claim.fulfil(reservation, Instant::now());
+        if self.shared().knows(worker_id) {
+            return Ok(());
+        }
+        self.shared().reservations.free(id.as_str());
+        Err(SelectError::WorkerGone.into())
+    }
+
+    fn booked(&self, worker: WorkerWithDpRank) -> Result<Booked, SelectionServiceError> {
+        let endpoints = self.endpoints();
+        let endpoint = endpoints.endpoint(worker.worker_id);
+        let endpoint = endpoint.ok_or(SelectError::WorkerGone)?;
+        Ok(Booked {
+            worker,
+            endpoint: endpoint.url.clone(),
+        })
+    }
+
+    /// Whether a rank can be named: its worker is of this partition, schedulable, and has it.
+    fn check_rank(
+        &self,
+        partition: &PartitionId,
+        worker: WorkerWithDpRank,
+    ) -> Result<(), SelectionServiceError> {
+        let worker_id = worker.worker_id;
+        let record = self.worker(worker_id).filter(|record| {
+            record.registration.model_name == partition.model_name
+                && record.registration.routing_group == partition.routing_group
+        });
+        let Some(record) = record else {
+            return Err(SelectionServiceError::UnknownWorker { worker_id });
+        };
+        let ranks = record.registration.ranks();
+        if !ranks.contains(&worker.dp_rank) {
+            return Err(SelectError::BadRequest(format!(
+                "dp_rank is {}, expected one that worker {worker_id} has: {} to {}",
+                worker.dp_rank,
+                ranks.start,
+                ranks.end.saturating_sub(1)
+            ))
+            .into());
+        }
+        if !record.is_schedulable() {
+            return Err(SelectionServiceError::WorkerNotSchedulable { worker_id });
+        }
+        Ok(())
+    }
+}
+
+fn unknown(id: &str) -> SelectionServiceError {
+    SelectionServiceError::UnknownReservation { id: id.to_owned() }
+}
