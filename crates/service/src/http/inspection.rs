@@ -1,0 +1,115 @@
+//! The routes that tell what is: health, loads, what a prompt would meet. Nothing is changed.
+
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, State};
+use axum::http::StatusCode;
+use axum::response::Response;
+
+use super::Api;
+use super::answer::{DONE, Done, LoadAnswer, LoadsAnswer, OverlapScoresAnswer, ReadyAnswer};
+use super::body::JsonBody;
+use super::documents::{PeerFields, PromptFields};
+use super::error::{ErrorBody, Refusal, json};
+use super::filter::{Filter, filter};
+use super::request::{PromptCall, peer_endpoint};
+
+/// Whether the process lives.
+#[utoipa::path(get, path = "/health", tag = "inspection",
+    responses((status = 200, description = "It does", body = Done)))]
+pub(super) async fn health() -> Response {
+    json(StatusCode::OK, &DONE)
+}
+
+/// Whether a request could be placed, and if not, why.
+#[utoipa::path(get, path = "/ready", tag = "inspection",
+    responses((status = 200, description = "At least one worker may serve", body = ReadyAnswer),
+        (status = 503, description = "None may, or the service is stopping", body = ReadyAnswer)))]
+pub(super) async fn ready(State(api): State<Api>) -> Response {
+    let state = *api.service.state().borrow();
+    let ready = state.schedulable > 0 && !state.stopping;
+    let answer = ReadyAnswer {
+        ready,
+        schedulable_workers: state.schedulable,
+        workers: api.service.workers(),
+    };
+    let status = if ready {
+        StatusCode::OK
+    } else {
+        StatusCode::SERVICE_UNAVAILABLE
+    };
+    json(status, &answer)
+}
+
+/// What is charged to every rank now.
+#[utoipa::path(get, path = "/loads", tag = "inspection", params(Filter),
+    responses((status = 200, description = "By partition", body = [LoadsAnswer])))]
+pub(super) async fn loads(
+    State(api): State<Api>,
+    query: Result<Query<Filter>, QueryRejection>,
+) -> Result<Response, Refusal> {
+    let filter = filter(query)?;
+    let mut loads = api.service.loads();
+    loads.retain(|partition| filter.admits(&partition.id.model_name, &partition.id.routing_group));
+    let answer: Vec<_> = loads.iter().map(LoadsAnswer::new).collect();
+    Ok(json(StatusCode::OK, &answer))
+}
+
+/// The load of every rank as it would be with this prompt on it.
+#[utoipa::path(post, path = "/potential_loads", tag = "inspection", request_body = PromptFields,
+    responses((status = 200, description = "By rank", body = [LoadAnswer]),
+        (status = 503, description = "No worker serves this model and group", body = ErrorBody)))]
+pub(super) async fn potential_loads(
+    State(api): State<Api>,
+    JsonBody(body): JsonBody,
+) -> Result<Response, Refusal> {
+    let call = PromptCall::read(&body)?;
+    let loads = api
+        .service
+        .potential_loads(&call.partition, &call.request)?;
+    let answer: Vec<_> = loads.iter().map(LoadAnswer::potential).collect();
+    Ok(json(StatusCode::OK, &answer))
+}
+
+/// How much of this prompt every rank has cached.
+#[utoipa::path(post, path = "/overlap_scores", tag = "inspection", request_body = PromptFields,
+    responses((status = 200, description = "By rank", body = OverlapScoresAnswer),
+        (status = 503, description = "No worker serves this model and group", body = ErrorBody)))]
+pub(super) async fn overlap_scores(
+    State(api): State<Api>,
+    JsonBody(body): JsonBody,
+) -> Result<Response, Refusal> {
+    let call = PromptCall::read(&body)?;
+    let overlap = api.service.overlap_scores(&call.partition, &call.request)?;
+    Ok(json(StatusCode::OK, &OverlapScoresAnswer::new(&overlap)))
+}
+
+/// Adds a peer whose reservations are followed.
+#[utoipa::path(post, path = "/replica_sync/register_peer", tag = "replicas", request_body = PeerFields,
+    responses((status = 409, description = "Replica synchronization is disabled", body = ErrorBody)))]
+pub(super) async fn register_peer(JsonBody(body): JsonBody) -> Result<Response, Refusal> {
+    peer_endpoint(&body)?;
+    Err(sync_disabled())
+}
+
+/// Removes a peer.
+#[utoipa::path(post, path = "/replica_sync/deregister_peer", tag = "replicas", request_body = PeerFields,
+    responses((status = 409, description = "Replica synchronization is disabled", body = ErrorBody)))]
+pub(super) async fn deregister_peer(JsonBody(body): JsonBody) -> Result<Response, Refusal> {
+    peer_endpoint(&body)?;
+    Err(sync_disabled())
+}
+
+/// The endpoints of all peers, sorted.
+#[utoipa::path(get, path = "/replica_sync/peers", tag = "replicas",
+    responses((status = 200, description = "None while synchronization is disabled", body = [String])))]
+pub(super) async fn peers() -> Response {
+    json(StatusCode::OK, &[(); 0])
+}
+
+fn sync_disabled() -> Refusal {
+    Refusal::new(
+        StatusCode::CONFLICT,
+        "replica_sync_disabled",
+        "replica synchronization is disabled",
+    )
+}

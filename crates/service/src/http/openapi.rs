@@ -1,0 +1,126 @@
+//! The API's own description, made from the routes and bodies themselves.
+//!
+//! What every route may answer beside its own is added here, by one rule each.
+
+use axum::http::StatusCode;
+use axum::response::Response;
+use utoipa::openapi::path::{Operation, PathItem};
+use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme};
+use utoipa::openapi::{ContentBuilder, Ref, ResponseBuilder};
+use utoipa::{Modify, OpenApi};
+
+use super::error::{ErrorBody, json};
+use super::{inspection, reservations, selection, workers};
+
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "Pointsman selection service",
+        description = "Chooses the engine replica that serves a request by what it holds in its KV cache and what it is charged with, and keeps the books of that load. It forwards no request.",
+        version = "1"
+    ),
+    paths(
+        workers::register,
+        workers::list,
+        workers::patch,
+        workers::remove,
+        selection::select,
+        selection::select_and_reserve,
+        reservations::reserve,
+        reservations::prefill_complete,
+        reservations::output_block,
+        reservations::free,
+        inspection::health,
+        inspection::ready,
+        inspection::loads,
+        inspection::potential_loads,
+        inspection::overlap_scores,
+        inspection::register_peer,
+        inspection::deregister_peer,
+        inspection::peers,
+    ),
+    components(schemas(ErrorBody)),
+    modifiers(&Common)
+)]
+struct Document;
+
+/// The document as it is served: pretty, so that changes to it can be read.
+pub fn openapi_json() -> String {
+    let mut text = serde_json::to_string_pretty(&Document::openapi()).unwrap_or_default();
+    text.push('\n');
+    text
+}
+
+pub(super) async fn document() -> Response {
+    json(StatusCode::OK, &Document::openapi())
+}
+
+/// Adds what routes have in common.
+struct Common;
+
+impl Modify for Common {
+    fn modify(&self, openapi: &mut utoipa::openapi::OpenApi) {
+        let bearer = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).build();
+        let components = openapi.components.get_or_insert_default();
+        components.add_security_scheme("token", SecurityScheme::Http(bearer));
+        for (path, item) in &mut openapi.paths.paths {
+            for operation in operations(item) {
+                extend(path, operation);
+            }
+        }
+    }
+}
+
+fn operations(item: &mut PathItem) -> impl Iterator<Item = &mut Operation> {
+    [
+        &mut item.get,
+        &mut item.post,
+        &mut item.patch,
+        &mut item.delete,
+    ]
+    .into_iter()
+    .filter_map(Option::as_mut)
+}
+
+fn extend(path: &str, operation: &mut Operation) {
+    let mut refusals = Vec::new();
+    if path != "/health" && path != "/ready" {
+        refusals.push(("401", "A token is required"));
+        refusals.push(("403", "The token's right does not reach so far"));
+        let none: [&str; 0] = [];
+        let optional = SecurityRequirement::default();
+        operation.security = Some(vec![optional, SecurityRequirement::new("token", none)]);
+    }
+    let has_body = operation.request_body.is_some();
+    let has_parameters = operation.parameters.is_some();
+    if has_body || has_parameters {
+        refusals.push(("400", "Malformed; `param` names the field"));
+    }
+    if has_body || path.ends_with("/prefill_complete") {
+        refusals.push(("408", "The body did not arrive in time"));
+        refusals.push(("413", "The body is too long"));
+        refusals.push(("415", "The body is not JSON by its type, or compressed"));
+    }
+    if path.contains('{') {
+        refusals.push(("404", "Unknown id"));
+    }
+    if path.starts_with("/workers") && has_body {
+        refusals.push(("503", "The service is stopping"));
+    }
+    if path.starts_with("/workers/") && !has_body {
+        refusals.push(("503", "The service is stopping"));
+    }
+    for (status, description) in refusals {
+        let body = ContentBuilder::new()
+            .schema(Some(Ref::from_schema_name("ErrorBody")))
+            .build();
+        let response = ResponseBuilder::new()
+            .description(description)
+            .content("application/json", body)
+            .build();
+        let responses = &mut operation.responses.responses;
+        responses
+            .entry(status.to_owned())
+            .or_insert_with(|| response.into());
+    }
+}

@@ -1,0 +1,309 @@
+//! Serves the routes on a socket, plain or over TLS, and ends without cutting an answer short.
+//!
+//! It knows no route. Connections, heads and handshakes are bounded; certificates are read anew when
+//! their files change.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use axum::Router;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use hyper_util::service::TowerToHyperService;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::WebPkiClientVerifier;
+use rustls::{RootCertStore, ServerConfig as TlsConfig};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::time::{sleep, timeout};
+use tokio_rustls::TlsAcceptor;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tracing::{debug, info, warn};
+
+/// Rest after a failure to accept, which is most often a lack of file descriptors.
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+const RELOAD_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Where and how to listen.
+#[derive(Clone, Debug)]
+pub struct ServerConfig {
+    pub address: SocketAddr,
+    pub tls: Option<TlsFiles>,
+    pub max_connections: usize,
+    /// Longest wait for a handshake, and for the head of a request.
+    pub head_timeout: Duration,
+    /// How long callers under way are waited for at the end.
+    pub drain: Duration,
+}
+
+/// Files in PEM. With `client_ca`, only clients with a certificate of it are let in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsFiles {
+    pub certificate: PathBuf,
+    pub key: PathBuf,
+    pub client_ca: Option<PathBuf>,
+}
+
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ServerError {
+    #[error("cannot listen on {address}")]
+    Listen {
+        address: SocketAddr,
+        #[source]
+        source: io::Error,
+    },
+    #[error("cannot read {file}")]
+    Pem {
+        file: PathBuf,
+        #[source]
+        source: rustls::pki_types::pem::Error,
+    },
+    #[error("the certificate and key cannot be used")]
+    Certificate(#[source] rustls::Error),
+    #[error("the CA of clients cannot be used")]
+    ClientCa(#[source] rustls::server::VerifierBuilderError),
+}
+
+impl ServerConfig {
+    /// Plain HTTP, with bounds that suit a trusted network.
+    pub fn new(address: SocketAddr) -> Self {
+        Self {
+            address,
+            tls: None,
+            max_connections: 4096,
+            head_timeout: Duration::from_secs(30),
+            drain: Duration::from_secs(30),
+        }
+    }
+}
+
+/// A bound port that serves once [`Server::serve`] runs.
+#[derive(Debug)]
+pub struct Server {
+    listener: TcpListener,
+    address: SocketAddr,
+    config: ServerConfig,
+    tls: Option<Tls>,
+}
+
+#[derive(Debug)]
+struct Tls {
+    files: TlsFiles,
+    current: Arc<ArcSwap<TlsConfig>>,
+}
+
+/// What serves one connection.
+#[derive(Clone)]
+struct Door {
+    router: Router,
+    tls: Option<Arc<ArcSwap<TlsConfig>>>,
+    head_timeout: Duration,
+    drain: Duration,
+    stop: CancellationToken,
+}
+
+impl Server {
+    pub async fn bind(config: ServerConfig) -> Result<Self, ServerError> {
+        let tls = match &config.tls {
+            None => None,
+            Some(files) => Some(Tls {
+                files: files.clone(),
+                current: Arc::new(ArcSwap::from_pointee(read_tls(files)?)),
+            }),
+        };
+        let wanted = config.address;
+        let failed = |source| ServerError::Listen {
+            address: wanted,
+            source,
+        };
+        let listener = TcpListener::bind(wanted).await.map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?;
+        Ok(Self {
+            listener,
+            address,
+            config,
+            tls,
+        })
+    }
+
+    /// The address with the real port.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Serves until `stop`; then lets no one in, and waits for the answers under way.
+    pub async fn serve(self, router: Router, stop: CancellationToken) {
+        let door = Door {
+            router,
+            tls: self.tls.as_ref().map(|tls| Arc::clone(&tls.current)),
+            head_timeout: self.config.head_timeout,
+            drain: self.config.drain,
+            stop: stop.clone(),
+        };
+        let room = Arc::new(Semaphore::new(self.config.max_connections));
+        let connections = TaskTracker::new();
+        let accepting = async {
+            loop {
+                let permit = Arc::clone(&room).acquire_owned().await;
+                let Some(stream) = accept(&self.listener).await else {
+                    continue;
+                };
+                let door = door.clone();
+                connections.spawn(async move {
+                    door.enter(stream).await;
+                    drop(permit);
+                });
+            }
+        };
+        let reloading = async {
+            match &self.tls {
+                Some(tls) => tls.reload().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = stop.cancelled() => {}
+            () = accepting => {}
+            () = reloading => {}
+        }
+        drop(self.listener);
+        connections.close();
+        connections.wait().await;
+    }
+}
+
+impl Door {
+    async fn enter(self, stream: TcpStream) {
+        if let Err(error) = stream.set_nodelay(true) {
+            debug!(%error, "cannot set a connection to send at once");
+        }
+        let Some(tls) = &self.tls else {
+            return self.serve(stream).await;
+        };
+        let acceptor = TlsAcceptor::from(tls.load_full());
+        match timeout(self.head_timeout, acceptor.accept(stream)).await {
+            Ok(Ok(stream)) => self.serve(stream).await,
+            Ok(Err(error)) => debug!(%error, "a handshake failed"),
+            Err(_) => debug!("a handshake took too long"),
+        }
+    }
+
+    async fn serve(&self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
+        let mut server = auto::Builder::new(TokioExecutor::new());
+        server
+            .http1()
+            .timer(TokioTimer::new())
+            .header_read_timeout(self.head_timeout);
+        let service = TowerToHyperService::new(self.router.clone());
+        let mut connection = pin!(server.serve_connection(TokioIo::new(stream), service));
+        let ended = tokio::select! {
+            ended = connection.as_mut() => Some(ended),
+            () = self.stop.cancelled() => {
+                connection.as_mut().graceful_shutdown();
+                timeout(self.drain, connection).await.ok()
+            }
+        };
+        match ended {
+            Some(Ok(())) => {}
+            Some(Err(error)) => debug!(error, "a connection was lost"),
+            None => warn!("a connection did not end in time and was cut"),
+        }
+    }
+}
+
+impl Tls {
+    /// Reads the files anew now and then; what cannot be used changes nothing.
+    async fn reload(&self) {
+        let mut seen = contents(&self.files).await;
+        loop {
+            sleep(RELOAD_INTERVAL).await;
+            let now = contents(&self.files).await;
+            if now == seen {
+                continue;
+            }
+            seen = now;
+            match read_tls(&self.files) {
+                Ok(config) => {
+                    self.current.store(Arc::new(config));
+                    info!("certificate read anew");
+                }
+                Err(error) => {
+                    warn!(%error, "the new certificate cannot be used, the old one stays");
+                }
+            }
+        }
+    }
+}
+
+async fn accept(listener: &TcpListener) -> Option<TcpStream> {
+    match listener.accept().await {
+        Ok((stream, _)) => Some(stream),
+        Err(error) => {
+            warn!(%error, "cannot accept a connection");
+            sleep(ACCEPT_RETRY).await;
+            None
+        }
+    }
+}
+
+/// What the files hold; one that cannot be read counts as empty, and is told when it is used.
+async fn contents(files: &TlsFiles) -> Vec<Vec<u8>> {
+    let mut contents = Vec::new();
+    for file in [
+        Some(&files.certificate),
+        Some(&files.key),
+        files.client_ca.as_ref(),
+    ]
+    .into_iter()
+    .flatten()
+    {
+        contents.push(tokio::fs::read(file).await.unwrap_or_default());
+    }
+    contents
+}
+
+fn read_tls(files: &TlsFiles) -> Result<TlsConfig, ServerError> {
+    let chain = read_certificates(&files.certificate)?;
+    let key = PrivateKeyDer::from_pem_file(&files.key).map_err(|source| ServerError::Pem {
+        file: files.key.clone(),
+        source,
+    })?;
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = TlsConfig::builder_with_provider(Arc::clone(&provider))
+        .with_safe_default_protocol_versions()
+        .map_err(ServerError::Certificate)?;
+    let builder = match &files.client_ca {
+        None => builder.with_no_client_auth(),
+        Some(file) => {
+            let mut roots = RootCertStore::empty();
+            for certificate in read_certificates(file)? {
+                roots.add(certificate).map_err(ServerError::Certificate)?;
+            }
+            let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
+            builder.with_client_cert_verifier(verifier.build().map_err(ServerError::ClientCa)?)
+        }
+    };
+    let mut config = builder
+        .with_single_cert(chain, key)
+        .map_err(ServerError::Certificate)?;
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    Ok(config)
+}
+
+fn read_certificates(file: &PathBuf) -> Result<Vec<CertificateDer<'static>>, ServerError> {
+    let failed = |source| ServerError::Pem {
+        file: file.clone(),
+        source,
+    };
+    let certificates = CertificateDer::pem_file_iter(file).map_err(failed)?;
+    certificates.collect::<Result<_, _>>().map_err(failed)
+}

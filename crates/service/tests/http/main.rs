@@ -1,0 +1,14 @@
+//! The HTTP API over real sockets. Nothing leaves the machine.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod catalog;
+mod inspection;
+mod lifecycle;
+mod manners;
+mod pending;
+mod replay;
+mod rig;
+mod security;
+mod selecting;
+mod storm;
