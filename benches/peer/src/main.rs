@@ -1,3 +1,48 @@
-fn main() {
-    println!("{}", std::any::type_name::<dynamo_kv_router::indexer::concurrent_radix_tree_compressed::ConcurrentRadixTreeCompressed>());
+//! Measures Pointsman's KV index beside the published router's, in one process on the same inputs; it prints each figure beside its limit and judges nothing else.
+//!
+//! Answers are compared before anything is timed. Event decoding has its own rows, once they are
+//! written: a module beside `lookups`.
+
+mod events;
+mod index;
+mod inputs;
+mod lookups;
+mod memory;
+mod report;
+
+use std::process::ExitCode;
+
+#[cfg(feature = "heap")]
+#[global_allocator]
+static HEAP: &stats_alloc::StatsAlloc<std::alloc::System> = &stats_alloc::INSTRUMENTED_SYSTEM;
+
+const USAGE: &str =
+    "usage: pointsman-bench-peer lookups|cold|events|memory [workers,..] [blocks,..]
+
+  lookups   warm lookups: full hit, prefix only, miss; many owners and few
+  cold      the same with 9 million entries, each lookup timed alone
+  events    blocks stored and removed per second of CPU, bulk and one by one
+  memory    live heap per entry; needs --features heap";
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let list = |at: usize, default: &[usize]| -> Vec<usize> {
+        let given = args
+            .get(at)
+            .map(|text| text.split(',').filter_map(|part| part.parse().ok()));
+        given.map_or_else(|| default.to_vec(), Iterator::collect)
+    };
+    let workers = list(1, &[8, 64, 512, 2_000]);
+    let blocks = list(2, &[64, 512, 8_192]);
+    match args.first().map(String::as_str) {
+        Some("lookups") => lookups::warm(&workers, &blocks),
+        Some("cold") => lookups::cold(&list(1, &[64, 2_000])),
+        Some("events") => events::run(&workers, &blocks),
+        Some("memory") => memory::run(&workers, &blocks),
+        _ => {
+            eprintln!("{USAGE}");
+            return ExitCode::from(2);
+        }
+    }
+    ExitCode::SUCCESS
 }
