@@ -13,6 +13,7 @@ use pointsman_core::{
     Partition, PartitionId, RankLoad, Reservation, ReservationId, SelectError, Selection,
     SelectionRequest,
 };
+use pointsman_plugin::WorkerWithDpRank;
 use tokio::sync::watch;
 use tokio::time::timeout_at;
 use tracing::{info, warn};
@@ -30,6 +31,8 @@ use crate::workers::{
 pub const MAX_RESERVATION_ID_BYTES: usize = 256;
 /// How long `shutdown` waits for tasks to end.
 const SHUTDOWN_WAIT: Duration = Duration::from_secs(5);
+/// How often a choice is made because its worker joined or left meanwhile.
+const PLACE_ATTEMPTS: usize = 8;
 const DEFAULT_GROUP: &str = "default";
 
 /// Worker registration, selection and reservation. Clones are the same service; when the last one
@@ -244,10 +247,15 @@ impl SelectionService {
         partition: &PartitionId,
         request: SelectionRequest,
     ) -> Result<Selected, SelectionServiceError> {
-        let outcome = self.partition(partition).and_then(|(partition, snapshot)| {
-            let selection = partition.select(&request, Instant::now())?;
-            located(selection, &snapshot)
-        });
+        let select = |partition: &Partition, request: &SelectionRequest| {
+            partition.select(request, Instant::now())
+        };
+        let outcome = self
+            .place(partition, request, select, |selection| selection.worker)
+            .map(|(selection, endpoint)| Selected {
+                selection,
+                endpoint,
+            });
         self.count(outcome.as_ref().err());
         outcome
     }
@@ -260,7 +268,7 @@ impl SelectionService {
         request: SelectionRequest,
         id: Option<String>,
     ) -> Result<Reserved, SelectionServiceError> {
-        let outcome = self.reserve_now(partition, &request, id);
+        let outcome = self.reserve_now(partition, request, id);
         self.count(outcome.as_ref().err());
         outcome
     }
@@ -319,21 +327,51 @@ impl SelectionService {
     fn reserve_now(
         &self,
         partition: &PartitionId,
-        request: &SelectionRequest,
+        request: SelectionRequest,
         id: Option<String>,
     ) -> Result<Reserved, SelectionServiceError> {
         let id = id.unwrap_or_else(new_id);
         checked_id(&id)?;
         let id = ReservationId::from(id);
-        let (partition, snapshot) = self.partition(partition)?;
-        let reserved = partition.select_and_reserve(request, id, Instant::now())?;
-        // A worker that left meanwhile: the error drops the reservation, and with it the load.
-        let selected = located(reserved.selection, &snapshot)?;
+        let reserve = |partition: &Partition, request: &SelectionRequest| {
+            partition.select_and_reserve(request, id.clone(), Instant::now())
+        };
+        let (reserved, endpoint) = self.place(partition, request, reserve, |reserved| {
+            reserved.selection.worker
+        })?;
         self.shared.metrics.reservations.inc();
         Ok(Reserved {
-            selected,
+            selected: Selected {
+                selection: reserved.selection,
+                endpoint,
+            },
             reservation: reserved.reservation,
         })
+    }
+
+    /// Makes a choice and finds its endpoint. A worker may join or leave while the choice is made: it is
+    /// then dropped, with the load it held, and made again among the workers that are known by now.
+    fn place<T>(
+        &self,
+        id: &PartitionId,
+        mut request: SelectionRequest,
+        choose: impl Fn(&Partition, &SelectionRequest) -> Result<T, SelectError>,
+        worker: impl Fn(&T) -> WorkerWithDpRank,
+    ) -> Result<(T, String), SelectionServiceError> {
+        for _ in 0..PLACE_ATTEMPTS {
+            let (partition, _) = self.partition(id)?;
+            let chosen = choose(&partition, &request)?;
+            let snapshot = self.shared.published.load();
+            if let Some(endpoint) = snapshot.endpoints.endpoint(worker(&chosen).worker_id) {
+                return Ok((chosen, endpoint.url.clone()));
+            }
+            let known = snapshot.endpoints.iter().map(|(worker_id, _)| worker_id);
+            request.allowed_worker_ids = Some(match request.allowed_worker_ids.take() {
+                Some(allowed) => known.filter(|id| allowed.contains(id)).collect(),
+                None => known.collect(),
+            });
+        }
+        Err(SelectError::WorkerGone.into())
     }
 
     pub(crate) fn shared(&self) -> &Shared {
@@ -457,15 +495,6 @@ pub(crate) fn checked_id(id: &str) -> Result<(), SelectError> {
         )));
     }
     Ok(())
-}
-
-fn located(selection: Selection, snapshot: &Snapshot) -> Result<Selected, SelectionServiceError> {
-    let endpoint = snapshot.endpoints.endpoint(selection.worker.worker_id);
-    let endpoint = endpoint.ok_or(SelectError::WorkerGone)?.url.clone();
-    Ok(Selected {
-        selection,
-        endpoint,
-    })
 }
 
 fn log_changes(before: &Snapshot, after: &Snapshot) {
