@@ -74,7 +74,6 @@ impl Plan {
     pub(crate) async fn open(self) -> House {
         let mut metrics = Registry::default();
         let router = KvRouterConfig {
-            use_kv_events: false,
             router_track_output_blocks: true,
             ..KvRouterConfig::default()
         };
