@@ -203,6 +203,9 @@ fn declared(value: &Json) -> Vec<(String, String)> {
         .collect()
 }
 
+/// Instructions that one rendering may take: some hundred times what the longest conversations need.
+const FUEL: u64 = 10_000_000;
+
 fn environment() -> Environment<'static> {
     let mut environment = Environment::new();
     environment.set_syntax(syntax());
@@ -211,6 +214,7 @@ fn environment() -> Environment<'static> {
     environment.set_formatter(|out, _, value| python::write(out, value));
     environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
     environment.set_recursion_limit(200);
+    environment.set_fuel(Some(FUEL));
     environment.add_filter("tojson", python::tojson);
     environment.add_test("sequence", python::is_sequence);
     environment.add_test("iterable", python::is_iterable);

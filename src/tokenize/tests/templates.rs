@@ -387,6 +387,15 @@ fn a_template_cannot_write_without_bound() {
 }
 
 #[test]
+fn a_template_cannot_run_without_bound() {
+    let idle = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}";
+    assert_eq!(
+        render(idle, &says(&json!("hi"))).unwrap_err(),
+        TokenizeError::Degraded(Degraded::Template)
+    );
+}
+
+#[test]
 fn a_template_that_does_not_compile_stops_the_load_and_is_named() {
     let dir = ModelDir::new().with_template("{% if %}");
     let error = Tokenizer::load(&dir.0, TokenizeConfig::default()).unwrap_err();
