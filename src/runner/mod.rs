@@ -217,7 +217,7 @@ async fn selection_service(
         .default_model(settings.model_name.clone())
         .default_block_size(settings.block_size)
         .require_ip_endpoints(true)
-        .metrics(metrics)
+        .metrics(metrics.sub_registry_with_prefix("pointsman"))
         .build()
         .await
         .context("cannot start the selection service")
