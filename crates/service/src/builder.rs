@@ -131,6 +131,13 @@ impl SelectionServiceBuilder {
         self.config
             .validate()
             .map_err(|mistakes| SelectionServiceError::BadConfig { mistakes })?;
+        if let Some(classifier) = &self.config.request_classifier {
+            return Err(SelectionServiceError::BadSetting {
+                setting: "request_classifier",
+                value: format!("type {:?}", classifier.classifier_type),
+                expected: "none: request classifiers are not supported yet",
+            });
+        }
         let default_block_size = NonZeroU32::new(self.default_block_size).ok_or_else(|| {
             SelectionServiceError::BadSetting {
                 setting: "default_block_size",

@@ -5,7 +5,10 @@ use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
 use pointsman_core::{PartitionId, SelectError};
-use pointsman_plugin::{KvRouterConfig, RouterPluginRegistry, WorkerType};
+use pointsman_plugin::plugins::request_classifier::RequestClassifierConfig;
+use pointsman_plugin::{
+    KvRouterConfig, RouterPluginRegistry, WorkerSelectionPolicyParameters, WorkerType,
+};
 use pointsman_service::{SelectionServiceBuilder, SelectionServiceError};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -221,4 +224,21 @@ async fn a_configuration_that_cannot_work_is_refused_at_start() {
         build(unknown, 16).await,
         Err(SelectionServiceError::Policy(_))
     ));
+}
+
+#[tokio::test]
+async fn a_request_classifier_is_refused_by_name() {
+    let config = KvRouterConfig {
+        request_classifier: Some(RequestClassifierConfig {
+            classifier_type: "acme-admission".to_owned(),
+            parameters: WorkerSelectionPolicyParameters::default(),
+        }),
+        ..KvRouterConfig::default()
+    };
+    let registry = RouterPluginRegistry::default();
+    let error = SelectionServiceBuilder::new(config, WorkerType::Aggregated, registry)
+        .build()
+        .await
+        .unwrap_err();
+    assert!(error.to_string().contains("request_classifier"), "{error}");
 }
