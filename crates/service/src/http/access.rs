@@ -91,6 +91,11 @@ impl Tokens {
         Ok(Self(tokens))
     }
 
+    #[cfg(test)]
+    pub(super) fn admits(&self, token: &[u8]) -> bool {
+        self.right(token).is_some()
+    }
+
     /// The right of a token. Every known token is compared whole, so that time tells nothing.
     fn right(&self, token: &[u8]) -> Option<Right> {
         let mut right = None;

@@ -17,6 +17,7 @@ use crate::error::SelectionServiceError;
 
 const INVALID: &str = "invalid_request";
 const INTERNAL: &str = "internal_error";
+const FAILED: &str = "the service failed";
 const RETRY_AFTER_SECS: HeaderValue = HeaderValue::from_static("1");
 
 /// A refusal: status, stable code, words.
@@ -71,6 +72,10 @@ impl Refusal {
 
     pub(super) fn bad_request(message: impl Into<Cow<'static, str>>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, INVALID, message)
+    }
+
+    pub(super) fn internal() -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, INTERNAL, FAILED)
     }
 
     fn kind(&self) -> &'static str {
@@ -138,7 +143,7 @@ impl From<SelectionServiceError> for Refusal {
     fn from(error: SelectionServiceError) -> Self {
         let (status, code) = row(&error);
         let refusal = if code == INTERNAL {
-            Self::new(status, code, "the service failed")
+            Self::internal()
         } else {
             Self::new(status, code, error.to_string())
         };

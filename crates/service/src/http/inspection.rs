@@ -2,8 +2,8 @@
 
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
-use axum::http::StatusCode;
-use axum::response::Response;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
 
 use super::Api;
 use super::answer::{DONE, Done, LoadAnswer, LoadsAnswer, OverlapScoresAnswer, ReadyAnswer};
@@ -26,7 +26,8 @@ pub(super) async fn health() -> Response {
         (status = 503, description = "None may, or the service is stopping", body = ReadyAnswer)))]
 pub(super) async fn ready(State(api): State<Api>) -> Response {
     let state = *api.service.state().borrow();
-    let ready = state.schedulable > 0 && !state.stopping;
+    let stopping = state.stopping || api.config.stopping.is_cancelled();
+    let ready = state.schedulable > 0 && !stopping;
     let answer = ReadyAnswer {
         ready,
         schedulable_workers: state.schedulable,
@@ -38,6 +39,17 @@ pub(super) async fn ready(State(api): State<Api>) -> Response {
         StatusCode::SERVICE_UNAVAILABLE
     };
     json(status, &answer)
+}
+
+/// For Prometheus.
+pub(super) async fn metrics(State(api): State<Api>) -> Result<Response, Refusal> {
+    let mut text = String::new();
+    if let Some(registry) = &api.config.metrics {
+        prometheus_client::encoding::text::encode(&mut text, registry)
+            .map_err(|_| Refusal::internal())?;
+    }
+    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    Ok(([(header::CONTENT_TYPE, kind)], text).into_response())
 }
 
 /// What is charged to every rank now.

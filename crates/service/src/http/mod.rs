@@ -17,6 +17,7 @@ mod request;
 mod reservations;
 mod selection;
 mod server;
+mod token_file;
 mod workers;
 
 use std::sync::Arc;
@@ -26,6 +27,8 @@ use axum::Router;
 use axum::http::StatusCode;
 use axum::middleware::from_fn_with_state;
 use axum::routing::{delete, get, patch, post};
+use prometheus_client::registry::Registry;
+use tokio_util::sync::CancellationToken;
 
 use crate::service::SelectionService;
 use error::Refusal;
@@ -33,6 +36,7 @@ use error::Refusal;
 pub use access::{Access, Right, Tokens, TokensError};
 pub use openapi::openapi_json;
 pub use server::{Server, ServerConfig, ServerError, TlsFiles};
+pub use token_file::{TokenFile, TokenFileError};
 
 /// How requests are taken in.
 #[derive(Clone, Debug)]
@@ -41,6 +45,10 @@ pub struct Config {
     /// Longest wait for a whole body.
     pub body_timeout: Duration,
     pub access: Access,
+    /// Served at `/metrics`, where there are any.
+    pub metrics: Option<Arc<Registry>>,
+    /// Cancelled when the program was told to stop: from then on it is not ready.
+    pub stopping: CancellationToken,
 }
 
 impl Default for Config {
@@ -49,6 +57,8 @@ impl Default for Config {
             max_body_bytes: 8 << 20,
             body_timeout: Duration::from_mins(1),
             access: Access::default(),
+            metrics: None,
+            stopping: CancellationToken::new(),
         }
     }
 }
@@ -63,6 +73,7 @@ struct Api {
 /// Every route of the service.
 pub fn router(service: SelectionService, config: Config) -> Router {
     let access = config.access.clone();
+    let has_metrics = config.metrics.is_some();
     let api = Api {
         service,
         config: Arc::new(config),
@@ -99,7 +110,13 @@ pub fn router(service: SelectionService, config: Config) -> Router {
             post(inspection::deregister_peer),
         )
         .route("/replica_sync/peers", get(inspection::peers))
-        .route("/openapi.json", get(openapi::document))
+        .route("/openapi.json", get(openapi::document));
+    let router = if has_metrics {
+        router.route("/metrics", get(inspection::metrics))
+    } else {
+        router
+    };
+    let router = router
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
         .with_state(api);
