@@ -6,6 +6,7 @@ mod policy;
 mod reader;
 #[cfg(test)]
 pub(crate) mod scratch;
+mod selection;
 mod settings_file;
 mod spelling;
 mod table;
@@ -13,6 +14,7 @@ mod table;
 mod tests;
 mod value;
 
+use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -21,6 +23,7 @@ use pointsman_plugin::KvRouterConfig;
 
 pub(crate) use manual::{markdown, plain};
 pub(crate) use reader::{Environment, SettingError};
+pub(crate) use selection::Selection;
 
 use reader::Values;
 use value::Port;
@@ -42,6 +45,7 @@ pub(crate) struct Settings {
     pub(crate) router: KvRouterConfig,
     pub(crate) tokenizer: Tokenizer,
     pub(crate) serve: serve::Config,
+    pub(crate) selection: Selection,
     /// Where the admin pages are; `None` for nowhere.
     pub(crate) admin: Option<SocketAddr>,
     /// Longest wait for open exchanges, after the propagation of a stop.
@@ -81,6 +85,7 @@ impl Settings {
                 tokenize: tokenize(&values),
             },
             serve,
+            selection: selection::read(&values),
             admin,
             drain: values.seconds("POINTSMAN_SHUTDOWN_DRAIN_SECS"),
             log: telemetry::Config {
@@ -97,8 +102,18 @@ impl Settings {
 
     /// Examines the settings of this process.
     pub(crate) fn of_process() -> (Self, Vec<SettingError>) {
+        Self::of_process_with(&HashMap::new())
+    }
+
+    /// The same; what flags say, by the variable they stand for, wins.
+    pub(crate) fn of_process_with(
+        flags: &HashMap<&'static str, String>,
+    ) -> (Self, Vec<SettingError>) {
         Self::examine(&Environment {
-            read: &|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()),
+            read: &|name| {
+                let flag = flags.get(name).cloned();
+                flag.or_else(|| Some(std::env::var_os(name)?.to_string_lossy().into_owned()))
+            },
             names: std::env::vars_os()
                 .map(|(name, _)| name.to_string_lossy().into_owned())
                 .collect(),

@@ -1,6 +1,7 @@
 //! The whole program from command line to exit; never picks an endpoint.
 
 mod plan;
+mod select_service;
 mod signals;
 
 use std::io::{self, Write as _};
@@ -41,6 +42,9 @@ Examples:
   # choose a policy, and settings from a file
   DYN_ROUTER_POLICY_CONFIG=policy.yaml POINTSMAN_CONFIG=settings.yaml pointsman
 
+  # selection over HTTP for a runtime of your own; docs/http-api.md walks through it
+  pointsman select-service --port 8092
+
   # look at a picker that runs
   curl localhost:9090/ready       why it is or is not ready; also /workers /loads /metrics
 
@@ -60,6 +64,8 @@ struct CommandLine {
 enum Task {
     /// Run the endpoint picker (what happens without a subcommand)
     Epp,
+    /// Serve selection and load bookkeeping over HTTP, without Envoy
+    SelectService(Box<select_service::Flags>),
     /// Check settings, policy, workers file and tokenizer, say what would run, and start nothing
     Check,
     /// List every setting
@@ -77,6 +83,7 @@ enum Task {
 pub async fn run(registry: Option<RouterPluginRegistry>) -> anyhow::Result<()> {
     match CommandLine::parse().task.unwrap_or(Task::Epp) {
         Task::Epp => Box::pin(epp(registry)).await,
+        Task::SelectService(flags) => select_service::run(registry, *flags).await,
         Task::Check => check(registry).await,
         Task::Settings { markdown } => {
             let table = if markdown {

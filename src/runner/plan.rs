@@ -22,7 +22,7 @@ pub(super) struct Plan {
 
 /// Every mistake that keeps the program from starting.
 #[derive(Debug, thiserror::Error)]
-pub(super) struct Refused(Vec<String>);
+pub(super) struct Refused(pub(super) Vec<String>);
 
 impl fmt::Display for Refused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -120,7 +120,7 @@ impl fmt::Display for Plan {
     }
 }
 
-fn with_shipped_policies(
+pub(super) fn with_shipped_policies(
     registry: Option<RouterPluginRegistry>,
 ) -> Result<RouterPluginRegistry, String> {
     let mut registry = registry.unwrap_or_default();
@@ -133,7 +133,10 @@ fn with_shipped_policies(
     Ok(registry)
 }
 
-fn policy(settings: &Settings, registry: &RouterPluginRegistry) -> Result<ResolvedPolicy, String> {
+pub(super) fn policy(
+    settings: &Settings,
+    registry: &RouterPluginRegistry,
+) -> Result<ResolvedPolicy, String> {
     registry
         .resolve_for_worker_type(&settings.router, WorkerType::Aggregated)
         .map_err(|error| match &settings.policy_file {

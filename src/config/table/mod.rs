@@ -2,6 +2,7 @@
 
 mod published;
 mod router;
+mod selection;
 mod serving;
 mod start;
 
@@ -151,6 +152,10 @@ pub(super) const SECTIONS: &[Section] = &[
     Section {
         title: "Listening",
         settings: serving::SERVER,
+    },
+    Section {
+        title: "Selection service over HTTP",
+        settings: selection::SELECTION,
     },
     Section {
         title: "Waits and bounds",

@@ -64,10 +64,6 @@ pub(super) const IGNORED: &[Setting] = &[
         "Workers to wait for at start.",
     ),
     ignored(
-        "DYN_ROUTER_ACTIVE_REQUEST_EXPIRY_SECS",
-        "Age at which load is given up.",
-    ),
-    ignored(
         "DYN_ROUTER_OVERLAP_REFRESH_AFTER_SECS",
         "Age at which an overlap is looked up again.",
     ),

@@ -1,0 +1,128 @@
+//! Settings of the selection service over HTTP; listed only, read elsewhere.
+
+use super::Kind::{Bool, Bytes, Count, Path, Port, Seconds, Text};
+use super::{DAY_SECONDS, SECONDS, Setting, not_yet, used};
+
+pub(super) const SELECTION: &[Setting] = &[
+    used(
+        "selection.port",
+        "POINTSMAN_SELECTION_PORT",
+        Port,
+        "8092",
+        "Port of `pointsman select-service` (HTTP). Flag `--port`.",
+    ),
+    used(
+        "selection.threads",
+        "POINTSMAN_SELECTION_THREADS",
+        Count { min: 1, max: 1024 },
+        "4",
+        "Threads that serve its callers and take in KV events. Flag `--threads`.",
+    ),
+    not_yet(
+        "selection.indexer_peers",
+        "POINTSMAN_INDEXER_PEERS",
+        Text,
+        "",
+        "HTTP URLs, separated by commas, whose `/dump` fills the index at start. Flag `--indexer-peers`.",
+    ),
+    not_yet(
+        "selection.replica_sync_port",
+        "POINTSMAN_REPLICA_SYNC_PORT",
+        Port,
+        "",
+        "Port on which load is told to other replicas (ZMQ PUB). Flag `--replica-sync-port`.",
+    ),
+    not_yet(
+        "selection.replica_sync_peers",
+        "POINTSMAN_REPLICA_SYNC_PEERS",
+        Text,
+        "",
+        "Endpoints of other replicas, separated by commas. Flag `--replica-sync-peers`.",
+    ),
+    used(
+        "selection.cache_ttl_secs",
+        "POINTSMAN_SELECTION_CACHE_TTL_SECS",
+        SECONDS,
+        "120",
+        "How long a selection waits to be reserved. Flag `--selection-cache-ttl-secs`.",
+    ),
+    used(
+        "selection.cache_max_entries",
+        "POINTSMAN_SELECTION_CACHE_MAX_ENTRIES",
+        Count {
+            min: 0,
+            max: 100_000_000,
+        },
+        "4096",
+        "Selections that wait at once; the oldest make room. Flag `--selection-cache-max-entries`.",
+    ),
+    used(
+        "selection.cache_max_bytes",
+        "POINTSMAN_SELECTION_CACHE_MAX_BYTES",
+        Bytes { min: 0 },
+        "256MiB",
+        "Approximate memory of the selections that wait. Flag `--selection-cache-max-bytes`.",
+    ),
+    used(
+        "selection.reservation_silence_secs",
+        "DYN_ROUTER_ACTIVE_REQUEST_EXPIRY_SECS",
+        Seconds {
+            min: 1,
+            max: 365 * DAY_SECONDS,
+        },
+        "3600",
+        "A reservation made over HTTP ends when nothing is heard of it for this long.",
+    ),
+    used(
+        "selection.max_reservations",
+        "POINTSMAN_SELECTION_MAX_RESERVATIONS",
+        Count {
+            min: 1,
+            max: 100_000_000,
+        },
+        "1000000",
+        "Reservations held over HTTP at once; one more is answered 429.",
+    ),
+    used(
+        "selection.max_body_bytes",
+        "POINTSMAN_SELECTION_MAX_BODY_BYTES",
+        Bytes { min: 1 },
+        "8MiB",
+        "Largest request body; a larger one is answered 413.",
+    ),
+    used(
+        "selection.tls_certificate",
+        "POINTSMAN_SELECTION_TLS_CERTIFICATE",
+        Path,
+        "",
+        "Certificate chain (PEM), read again when it changes. With `selection.tls_key` it turns TLS on.",
+    ),
+    used(
+        "selection.tls_key",
+        "POINTSMAN_SELECTION_TLS_KEY",
+        Path,
+        "",
+        "Private key (PEM) of that certificate.",
+    ),
+    used(
+        "selection.tls_client_ca",
+        "POINTSMAN_SELECTION_TLS_CLIENT_CA",
+        Path,
+        "",
+        "CA certificates (PEM): only clients with a certificate of one of them are let in.",
+    ),
+    used(
+        "selection.tokens_file",
+        "POINTSMAN_SELECTION_TOKENS_FILE",
+        Path,
+        "",
+        "Bearer tokens, one a line: `read <token>` or `write <token>`; read again when it changes. Unset: no token is asked for.",
+    ),
+    used(
+        "selection.require_auth",
+        "POINTSMAN_SELECTION_REQUIRE_AUTH",
+        Bool,
+        "false",
+        "Refuse to start without tokens or client certificates where the port is open beyond this machine. Flag `--require-auth`.",
+    ),
+];
