@@ -10,7 +10,6 @@ use std::process::{Child, ChildStderr, Command, Output, Stdio};
 fn pointsman(arguments: &[&str], variables: &[(&str, &str)]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pointsman"));
     command
-        .arg("select-service")
         .args(arguments)
         .env_clear()
         .env("POINTSMAN_LOG_FORMAT", "json")
@@ -25,9 +24,15 @@ fn file(name: &str, content: &str) -> PathBuf {
     path
 }
 
+fn with_subcommand<'a>(arguments: &[&'a str]) -> Vec<&'a str> {
+    [&["select-service"], arguments].concat()
+}
+
 /// A start that must fail, and what it says.
 fn refused(arguments: &[&str], variables: &[(&str, &str)]) -> String {
-    let output = pointsman(arguments, variables).output().unwrap();
+    let output = pointsman(&with_subcommand(arguments), variables)
+        .output()
+        .unwrap();
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     String::from_utf8(output.stderr).unwrap()
 }
@@ -51,6 +56,23 @@ impl Drop for Running {
 
 impl Running {
     fn start(arguments: &[&str], variables: &[(&str, &str)]) -> Self {
+        Self::spawn(&with_subcommand(arguments), variables, "http")
+    }
+
+    /// The picker, with the selection API on its admin port.
+    fn start_picker(variables: &[(&str, &str)]) -> Self {
+        let mut all = vec![
+            ("POINTSMAN_HOST", "127.0.0.1"),
+            ("POINTSMAN_EXT_PROC_PORT", "auto"),
+            ("POINTSMAN_HEALTH_PORT", "auto"),
+            ("DYN_EPP_METRICS_PORT", "auto"),
+            ("POINTSMAN_ADMIN_API", "true"),
+        ];
+        all.extend(variables);
+        Self::spawn(&[], &all, "admin")
+    }
+
+    fn spawn(arguments: &[&str], variables: &[(&str, &str)], address_in: &str) -> Self {
         let mut child = pointsman(arguments, variables)
             .stderr(Stdio::piped())
             .spawn()
@@ -63,7 +85,7 @@ impl Running {
             let line = &said[before..];
             if line.contains("\"listening\"") {
                 let line: serde_json::Value = serde_json::from_str(line).unwrap();
-                break line["http"].as_str().unwrap().parse().unwrap();
+                break line[address_in].as_str().unwrap().parse().unwrap();
             }
         };
         Self {
@@ -111,7 +133,10 @@ fn the_walk_through_of_the_documentation_works_and_sigterm_ends_it_well() {
     let output = walk(service.address, None);
     assert!(output.status.success(), "{output:?}");
     let metrics = service.get("/metrics");
-    assert!(metrics.contains("reservations_by_id 0"), "{metrics}");
+    assert!(
+        metrics.contains("pointsman_reservations_by_id 0"),
+        "{metrics}"
+    );
     let (code, log) = service.terminate();
     assert_eq!(code, Some(0), "{log}");
     assert!(log.contains("\"stopped\""), "{log}");
@@ -177,4 +202,26 @@ fn a_flag_wins_over_its_variable() {
     let wrong = [("POINTSMAN_SELECTION_PORT", "not-a-port")];
     let service = Running::start(&["--host", "127.0.0.1", "--port", "0"], &wrong);
     assert!(service.get("/health").starts_with("HTTP/1.1 200"));
+}
+
+#[test]
+fn the_pickers_admin_port_serves_the_same_routes_to_look_at() {
+    let picker = Running::start_picker(&[]);
+    assert!(picker.get("/loads").starts_with("HTTP/1.1 200"));
+    assert!(picker.get("/openapi.json").starts_with("HTTP/1.1 200"));
+    assert!(picker.get("/metrics").contains("pointsman_workers"));
+    assert!(picker.get("/").starts_with("HTTP/1.1 200"));
+    let output = walk(picker.address, None);
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(said.ends_with("\"code\":\"read_only\"}}\n"), "{said}");
+}
+
+#[test]
+fn with_tokens_the_admin_port_serves_them_to_change() {
+    let tokens = file("picker-tokens", "write a-token-to-write\n");
+    let variables = [("POINTSMAN_SELECTION_TOKENS_FILE", tokens.to_str().unwrap())];
+    let picker = Running::start_picker(&variables);
+    let output = walk(picker.address, Some("a-token-to-write"));
+    assert!(output.status.success(), "{output:?}");
+    assert!(picker.get("/workers").starts_with("HTTP/1.1 401"));
 }

@@ -1,4 +1,5 @@
-//! Read-only pages about the running picker, for people and probes; never changes anything.
+//! Pages about the running picker, for people and probes, and the selection API where it is asked
+//! for; the pages never change anything.
 
 mod pages;
 mod server;
@@ -9,7 +10,7 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::routing::get;
-use pointsman_service::SelectionService;
+use pointsman_service::{SelectionService, http};
 use prometheus_client::registry::Registry;
 use tokio_util::sync::CancellationToken;
 
@@ -45,4 +46,25 @@ pub(crate) fn router(
             registry,
             stopping,
         })
+}
+
+/// The selection API with the pages that it has no routes for; its `/health`, `/ready`, `/workers`
+/// and `/loads` take the place of the others.
+pub(crate) fn router_with_api(
+    service: SelectionService,
+    registry: Arc<Registry>,
+    config: http::Config,
+) -> Router {
+    let stopping = config.stopping.clone();
+    let pages = Router::new()
+        .route("/", get(pages::index))
+        .route("/metrics", get(pages::metrics))
+        .route("/events/applied", get(pages::events_applied))
+        .method_not_allowed_fallback(pages::method_not_allowed)
+        .with_state(Shown {
+            service: service.clone(),
+            registry,
+            stopping,
+        });
+    http::router(service, config).merge(pages)
 }

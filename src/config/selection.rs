@@ -22,6 +22,8 @@ pub(crate) struct Selection {
     pub(crate) tls_client_ca: Option<PathBuf>,
     pub(crate) tokens_file: Option<PathBuf>,
     pub(crate) require_auth: bool,
+    /// Whether the picker serves the API on its admin port.
+    pub(crate) on_admin_port: bool,
 }
 
 pub(super) fn read(values: &Values) -> Selection {
@@ -50,5 +52,6 @@ pub(super) fn read(values: &Values) -> Selection {
         tls_client_ca: values.path("POINTSMAN_SELECTION_TLS_CLIENT_CA"),
         tokens_file: values.path("POINTSMAN_SELECTION_TOKENS_FILE"),
         require_auth: values.bool("POINTSMAN_SELECTION_REQUIRE_AUTH"),
+        on_admin_port: values.bool("POINTSMAN_ADMIN_API"),
     }
 }

@@ -12,13 +12,14 @@ use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 use pointsman_plugin::plugins::RouterPluginRegistry;
 use pointsman_plugin::plugins::worker_selection::WorkerType;
+use pointsman_service::http::{self, Access, TokenFile};
 use pointsman_service::{SelectionService, SelectionServiceBuilder, WorkersFile};
 use prometheus_client::registry::Registry;
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tracing::{error, info, warn};
 
-use crate::config::{self, Settings};
+use crate::config::{self, Selection, Settings};
 use crate::discovery::{FileSource, Metrics};
 use crate::picker::{self, EndpointPicker};
 use crate::serve::{self, ServerMetrics};
@@ -168,6 +169,10 @@ impl Running {
         let picker =
             EndpointPicker::new(service.clone(), tokenizer, settings.picker, picker_metrics);
 
+        let api = selection_api(&settings.selection, &stop, &mut tasks)?.map(|api| http::Config {
+            stopping: stopping.clone(),
+            ..api
+        });
         let admin =
             match settings.admin {
                 Some(address) => {
@@ -187,7 +192,11 @@ impl Running {
             "listening"
         );
         if let Some(admin) = admin {
-            let router = admin::router(service.clone(), Arc::new(metrics), stopping.clone());
+            let (service, metrics) = (service.clone(), Arc::new(metrics));
+            let router = match api {
+                Some(api) => admin::router_with_api(service, metrics, api),
+                None => admin::router(service, metrics, stopping.clone()),
+            };
             tasks.push(tokio::spawn(admin.serve(router, stop.clone())));
         }
         Ok(Self {
@@ -224,10 +233,33 @@ async fn selection_service(
         .default_model(settings.model_name.clone())
         .default_block_size(settings.block_size)
         .require_ip_endpoints(true)
+        .selection_cache(settings.selection.pending)
+        .reservations(settings.selection.reservations)
         .metrics(metrics.sub_registry_with_prefix("pointsman"))
         .build()
         .await
         .context("cannot start the selection service")
+}
+
+/// How the admin port serves the selection API, where it is asked for: to look at alone, unless a
+/// file of tokens says who may change what.
+fn selection_api(
+    selection: &Selection,
+    stop: &CancellationToken,
+    tasks: &mut Vec<JoinHandle<()>>,
+) -> anyhow::Result<Option<http::Config>> {
+    if !selection.on_admin_port {
+        return Ok(None);
+    }
+    let file = selection.tokens_file.as_deref();
+    let tokens = file.map(TokenFile::open).transpose()?;
+    let access = tokens.as_ref().map_or(Access::ReadOnly, TokenFile::access);
+    tasks.extend(tokens.map(|tokens| tokio::spawn(tokens.follow(stop.clone()))));
+    Ok(Some(http::Config {
+        max_body_bytes: selection.max_body_bytes,
+        access,
+        ..http::Config::default()
+    }))
 }
 
 /// Registers the workers of the file and keeps them up to date; without a file there are none.

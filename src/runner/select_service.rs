@@ -186,7 +186,7 @@ async fn serve(checked: Checked) -> anyhow::Result<()> {
             .default_block_size(settings.block_size)
             .selection_cache(selection.pending)
             .reservations(selection.reservations)
-            .metrics(&mut metrics)
+            .metrics(metrics.sub_registry_with_prefix("pointsman"))
             .build()
             .await
             .context("cannot start the selection service")?;

@@ -33,6 +33,13 @@ pub(super) const SERVER: &[Setting] = &[
         "Metrics, readiness and the read-only pages (HTTP). 0 turns them off.",
     ),
     used(
+        "server.admin_api",
+        "POINTSMAN_ADMIN_API",
+        Bool,
+        "false",
+        "Serve the selection API on the admin port too: read-only, unless POINTSMAN_SELECTION_TOKENS_FILE names tokens.",
+    ),
+    used(
         "server.secure",
         "DYN_SECURE_SERVING",
         Bool,
