@@ -29,6 +29,7 @@ pub use dump::DumpedRun;
 
 use chains::Chains;
 use holdings::Holdings;
+use strand::{Block, Place};
 use waiting::Waiting;
 
 /// The default bound on (block, rank) pairs of one index.
@@ -136,6 +137,9 @@ pub struct KvIndex {
     /// (Block, rank, tier) triples outside the device tier; at 0 no lookup asks for them.
     below_device: usize,
     counts: IndexStats,
+    /// Kept for their capacity.
+    incoming: Vec<Block>,
+    places: Vec<Option<Place>>,
 }
 
 impl Default for KvIndex {
@@ -156,6 +160,8 @@ impl KvIndex {
                 max_entries,
                 ..IndexStats::default()
             },
+            incoming: Vec::new(),
+            places: Vec::new(),
         }
     }
 

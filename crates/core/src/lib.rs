@@ -10,6 +10,7 @@ pub mod hash;
 pub mod index;
 pub mod partition;
 pub mod record;
+pub mod recut;
 pub mod selection;
 
 mod eligibility;

@@ -15,6 +15,8 @@ pub struct Overlaps {
     ends: [Vec<u32>; TIERS],
     /// Slots whose count may not be zero, as a bitset; what is cleared before the next walk.
     found: Vec<u64>,
+    /// Whether anything was found.
+    written: bool,
     /// Whether the ends below the device tier mean anything.
     tiered: bool,
     depth: u32,
@@ -81,6 +83,7 @@ impl Overlaps {
 
     /// Takes the larger count of each rank: `other` knows the same slots and only the device.
     pub(crate) fn raise_to(&mut self, other: &Self) {
+        self.written |= other.written;
         if self.found.len() < other.found.len() {
             self.found.resize(other.found.len(), 0);
         }
@@ -120,7 +123,12 @@ impl Overlaps {
     /// Clears the last walk's counts and prepares for slots below `bound`.
     pub(crate) fn begin(&mut self, bound: usize) {
         let tiers = if self.tiered { TIERS } else { 1 };
-        for (at, word) in self.found.iter_mut().enumerate() {
+        let stale = if std::mem::take(&mut self.written) {
+            self.found.as_mut_slice()
+        } else {
+            &mut []
+        };
+        for (at, word) in stale.iter_mut().enumerate() {
             if *word != 0 {
                 for ends in &mut self.ends[..tiers] {
                     ends[at * LANES..(at + 1) * LANES].fill(0);
@@ -178,6 +186,7 @@ impl Overlaps {
             self.phase = Phase::Over;
             return;
         };
+        self.written = true;
         if let Some(words) = set.words() {
             self.alive[0].clear();
             self.alive[0].extend_from_slice(words);
@@ -337,6 +346,7 @@ impl Overlaps {
             }
         }
         self.tiered = true;
+        self.written = true;
         self.phase = Phase::Words;
     }
 }

@@ -104,10 +104,15 @@ impl KvIndex {
             at: Placement::default(),
             word: Word::Guess,
         };
-        let blocks = chain
+        let blocks: Vec<_> = chain
             .iter()
-            .map(|hash| (EngineHash(hash.0), BlockHash(0), *hash));
-        self.put(source, Cursor::default(), blocks);
+            .map(|hash| Block {
+                sequence: *hash,
+                tokens: BlockHash(0),
+                name: hash.0,
+            })
+            .collect();
+        self.put(source, Cursor::default(), &blocks);
     }
 
     fn store(
@@ -118,6 +123,9 @@ impl KvIndex {
     ) -> Applied {
         let mut cursor = Cursor::default();
         if let Some(parent) = parent {
+            if let [block] = blocks {
+                self.chains.fetch_one(block.engine_hash.0);
+            }
             let Some(place) = self.resolve(source.slot, parent) else {
                 self.counts.unknown_parents += 1;
                 self.waiting.push(Orphan {
@@ -176,64 +184,144 @@ impl KvIndex {
         }
     }
 
+    /// Chains `blocks` behind `cursor` and stores them.
     fn put_blocks(&mut self, source: Source, cursor: Cursor, blocks: &[StoredBlock]) -> Tally {
+        let mut incoming = std::mem::take(&mut self.incoming);
+        incoming.clear();
         let mut previous = cursor.sequence;
-        let chained = blocks.iter().map(|block| {
+        incoming.extend(blocks.iter().map(|block| {
             let sequence = chain(previous, block.block_hash);
             previous = Some(sequence);
-            (block.engine_hash, block.block_hash, sequence)
-        });
-        self.put(source, cursor, chained)
+            Block {
+                sequence,
+                tokens: block.block_hash,
+                name: block.engine_hash.0,
+            }
+        }));
+        let tally = self.put(source, cursor, &incoming);
+        self.incoming = incoming;
+        tally
     }
 
-    fn put(
-        &mut self,
-        source: Source,
-        mut cursor: Cursor,
-        mut blocks: impl ExactSizeIterator<Item = (EngineHash, BlockHash, SequenceHash)>,
-    ) -> Tally {
+    /// Stores blocks in a row. What is as usual goes many at a time, the rest one by one.
+    fn put(&mut self, source: Source, mut cursor: Cursor, incoming: &[Block]) -> Tally {
         let mut tally = Tally::default();
         let mut run = None;
-        while let Some((name, tokens, sequence)) = blocks.next() {
-            let mut next = self.chains.next(cursor.place, sequence);
-            if self.vacate(source, name, next, &mut run) {
-                // What the name meant before is gone, and the end of the chain may be with it.
-                let last = cursor.place.and_then(|place| self.chains.block(place));
-                if last.map(|last| last.sequence) != cursor.sequence {
-                    cursor.place = None;
-                }
-                next = self.chains.next(cursor.place, sequence);
-            }
-            if self.counts.entries >= self.counts.max_entries && !self.is_held(source, next) {
-                tally.refused = blocks.len() + 1;
-                break;
-            }
-            let block = Block {
-                sequence,
-                tokens,
-                name: 0,
-            };
-            let place = self.chains.add(
-                chains::Behind {
-                    place: cursor.place,
-                    depth: cursor.depth,
+        let mut done = 0;
+        let mut fetched = false;
+        while let Some(block) = incoming.get(done) {
+            let next = self.chains.next(cursor.place, block.sequence);
+            let (place, count) = match next {
+                Next::There(place) => match self.take_known(source, place, &incoming[done..]) {
+                    0 => match self.put_one(source, &mut cursor, block, &mut run, &mut tally) {
+                        Some(place) => (place, 0),
+                        None => break,
+                    },
+                    count => {
+                        self.extend(source, place, count, &mut run);
+                        (
+                            chains::at(place.strand, u16::from(place.offset) + count - 1),
+                            count,
+                        )
+                    }
                 },
-                next,
-                block,
-                blocks.len() + 1,
-            );
-            match self.take(source, name, place, &mut run) {
-                Taken::New => tally.stored += 1,
-                Taken::Duplicate => tally.duplicates += 1,
-            }
+                _ if self.is_usual(source, block) => {
+                    if !std::mem::replace(&mut fetched, true) {
+                        self.chains.fetch(&incoming[done + 1..]);
+                    }
+                    let more = incoming.len() - done;
+                    let place = self.chains.add(cursor.behind(), next, *block, more);
+                    self.extend(source, place, 1, &mut run);
+                    if !self.chains.name(place, block.name) {
+                        self.hold(source, &mut run);
+                        self.name_otherwise(source, EngineHash(block.name), place);
+                    }
+                    (place, 1)
+                }
+                _ => match self.put_one(source, &mut cursor, block, &mut run, &mut tally) {
+                    Some(place) => (place, 0),
+                    None => break,
+                },
+            };
+            self.count_names(source.slot, usize::from(count), 0);
+            tally.stored += usize::from(count);
+            // One that went alone has been counted.
+            let count = usize::from(count.max(1));
+            done += count;
             cursor = Cursor {
                 place: Some(place),
-                sequence: Some(sequence),
-                depth: cursor.depth + 1,
+                sequence: incoming.get(done - 1).map(|block| block.sequence),
+                depth: cursor.depth + u32::try_from(count).unwrap_or(u32::MAX),
             };
         }
         self.hold(source, &mut run);
+        tally.refused = incoming.len() - done;
         tally
+    }
+
+    /// How many of the blocks are known from `place` on under the same names, with the same holders,
+    /// and new to the rank; 0 if there is more to it.
+    fn take_known(&mut self, source: Source, place: Place, incoming: &[Block]) -> u16 {
+        let rank = &mut self.held[source.slot.index()];
+        if !rank.is_simple(source.at.group) {
+            return 0;
+        }
+        let room = self.counts.max_entries - self.counts.entries.min(self.counts.max_entries);
+        let most = incoming.len().min(room);
+        self.chains
+            .strand(place.strand)
+            .same(place.offset, &incoming[..most], source.slot)
+    }
+
+    /// Whether a new block needs no more than its name in the table and a bit for the rank.
+    fn is_usual(&mut self, source: Source, block: &Block) -> bool {
+        block.name != 0
+            && self.counts.entries < self.counts.max_entries
+            && self.held[source.slot.index()].is_simple(source.at.group)
+    }
+
+    /// Gives a new block that the rank holds a name that means something else already.
+    fn name_otherwise(&mut self, source: Source, name: EngineHash, place: Place) {
+        let Source { slot, at, .. } = source;
+        if let Some(before) = self.resolve(slot, name) {
+            self.counts.renamed += 1;
+            self.release(slot, name, before);
+        }
+        if !self.chains.name(place, name.0) {
+            let rank = &mut self.held[slot.index()];
+            rank.add_own(name, place, std::iter::empty());
+            rank.add_copy(name, at);
+        }
+    }
+
+    /// Stores one block, whatever it is to the rank; its place, or `None` if there is no room.
+    fn put_one(
+        &mut self,
+        source: Source,
+        cursor: &mut Cursor,
+        block: &Block,
+        run: &mut Option<Run>,
+        tally: &mut Tally,
+    ) -> Option<Place> {
+        let name = EngineHash(block.name);
+        let mut next = self.chains.next(cursor.place, block.sequence);
+        if self.vacate(source, name, next, run) {
+            // What the name meant before is gone, and the end of the chain may be with it.
+            let last = cursor.place.and_then(|place| self.chains.block(place));
+            if last.map(|last| last.sequence) != cursor.sequence {
+                cursor.place = None;
+            }
+            next = self.chains.next(cursor.place, block.sequence);
+        }
+        if self.counts.entries >= self.counts.max_entries && !self.is_held(source, next) {
+            return None;
+        }
+        let place = self.chains.add(cursor.behind(), next, *block, 1);
+        match self.take(source, name, place, run) {
+            Taken::New => tally.stored += 1,
+            Taken::Duplicate => tally.duplicates += 1,
+        }
+        Some(place)
     }
 
     fn is_held(&self, source: Source, next: Next) -> bool {
@@ -300,9 +388,7 @@ impl KvIndex {
         let held_any =
             held_here || holders.is_some_and(|holders| holders.tiers(slot).next().is_some());
         let rank = &mut self.held[slot.index()];
-        if rank.names == 0 {
-            rank.home = at.group;
-        }
+        rank.settle_home(at.group);
         if held_here && word != Word::Engine {
             return Taken::Duplicate;
         }
@@ -312,7 +398,7 @@ impl KvIndex {
         }
         if rank.is_plain(at, name, place) && self.has_table_name(place, name) {
             if !held_here {
-                self.extend(source, place, run);
+                self.extend(source, place, 1, run);
                 self.count_names(slot, usize::from(!held_any), 0);
                 return Taken::New;
             }
@@ -331,7 +417,7 @@ impl KvIndex {
         }
         self.held[slot.index()].add_copy(name, at);
         if !held_here {
-            self.extend(source, place, run);
+            self.extend(source, place, 1, run);
         }
         if duplicate {
             Taken::Duplicate
@@ -346,11 +432,7 @@ impl KvIndex {
         if name.0 == 0 || current != 0 {
             return current == name.0 && current != 0;
         }
-        if self.chains.named(name.0).is_some() {
-            return false;
-        }
-        self.chains.name(place, name.0);
-        true
+        self.chains.name(place, name.0)
     }
 
     /// The rank itself says what was only believed: that is all it holds of the block in that tier.
@@ -382,21 +464,27 @@ impl KvIndex {
         self.count_names(slot, added, dropped);
     }
 
-    /// Adds a block to the run of those that get their holder together.
-    fn extend(&mut self, source: Source, place: Place, run: &mut Option<Run>) {
+    /// Adds blocks to the run of those that get their holder together.
+    fn extend(&mut self, source: Source, place: Place, count: u16, run: &mut Option<Run>) {
         if source.at.tier != Tier::Device {
-            self.below_device += 1;
+            self.below_device += usize::from(count);
         }
         let offset = u16::from(place.offset);
         if let Some(run) = run
             && run.strand == place.strand
             && run.stretch.to == offset
         {
-            run.stretch.to += 1;
+            run.stretch.to += count;
             return;
         }
         self.hold(source, run);
-        *run = Some(Run::one(place));
+        *run = Some(Run {
+            strand: place.strand,
+            stretch: Stretch {
+                from: offset,
+                to: offset + count,
+            },
+        });
     }
 
     /// Lets the rank hold what is in the run.
@@ -409,10 +497,13 @@ impl KvIndex {
             tier: source.at.tier,
             holds: true,
         };
+        let is_known = self.chains.strand(strand).surely_holds(source.slot);
         self.chains.change(strand, stretch, change);
         let chains = &self.chains;
         let rank = &mut self.held[source.slot.index()];
-        rank.note_strand(strand, |id| chains.strand(id).holds_any(source.slot));
+        if !is_known {
+            rank.note_strand(strand, |id| chains.strand(id).holds_any(source.slot));
+        }
         if source.word == Word::Hearsay {
             rank.doubt(strand, source.at.tier, stretch);
         }
@@ -444,9 +535,13 @@ impl KvIndex {
     fn remove(&mut self, slot: RankSlot, at: Placement, names: &[EngineHash]) -> Applied {
         let mut removed = 0;
         let mut run = None;
-        for name in names {
-            removed += usize::from(self.remove_one(slot, at, *name, &mut run));
+        let mut places = std::mem::take(&mut self.places);
+        places.clear();
+        places.extend(names.iter().map(|name| self.chains.named(name.0)));
+        for (name, place) in names.iter().zip(&places) {
+            removed += usize::from(self.remove_one(slot, at, *name, *place, &mut run));
         }
+        self.places = places;
         self.let_go(slot, at.tier, &mut run);
         let unknown = names.len() - removed;
         self.counts.removed += count(removed);
@@ -462,6 +557,7 @@ impl KvIndex {
         slot: RankSlot,
         at: Placement,
         name: EngineHash,
+        place: Option<Place>,
         run: &mut Option<Run>,
     ) -> bool {
         let rank = &self.held[slot.index()];
@@ -472,10 +568,16 @@ impl KvIndex {
             }
             return self.remove_own(slot, at, name, place) || self.remove_waiting(slot, at, name);
         }
-        let place = self.chains.named(name.0);
         if place.is_some_and(|place| run.is_some_and(|run| run.contains(place))) {
             self.let_go(slot, at.tier, run);
         }
+        // A name that comes twice may have gone with the first.
+        let is_there = |place: &Place| {
+            self.chains
+                .block(*place)
+                .is_some_and(|block| block.name == name.0)
+        };
+        let place = place.filter(is_there);
         let rank = &mut self.held[slot.index()];
         let held = place.and_then(|place| Some((place, self.chains.holders(place)?)));
         if let Some((place, holders)) = held
@@ -699,6 +801,16 @@ impl KvIndex {
         let rank = &mut self.held[slot.index()];
         rank.names = rank.names + added - dropped;
         self.counts.entries = self.counts.entries + added - dropped;
+    }
+}
+
+impl Cursor {
+    fn behind(self) -> chains::Behind {
+        chains::Behind {
+            place: self.place,
+            sequence: self.sequence,
+            depth: self.depth,
+        }
     }
 }
 

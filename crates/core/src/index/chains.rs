@@ -22,7 +22,10 @@ pub(super) struct Chains {
 /// What a new block follows.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Behind {
+    /// None at a root, and where the block before is gone.
     pub(super) place: Option<Place>,
+    /// None at a root alone.
+    pub(super) sequence: Option<SequenceHash>,
     /// Blocks of the chain before the new one.
     pub(super) depth: u32,
 }
@@ -95,6 +98,7 @@ impl Chains {
 
     /// Adds a block where [`next`](Self::next) said; nobody holds it yet. `more` are known to follow.
     pub(super) fn add(&mut self, behind: Behind, next: Next, block: Block, more: usize) -> Place {
+        let block = Block { name: 0, ..block };
         match next {
             Next::There(place) => place,
             Next::Append(id) => {
@@ -108,8 +112,8 @@ impl Chains {
                     u32::try_from(self.strands.len() - 1).unwrap_or(u32::MAX)
                 });
                 let parent = behind
-                    .place
-                    .and_then(|place| Some((place, self.block(place)?.sequence)));
+                    .sequence
+                    .map(|sequence| (behind.place.unwrap_or(Place::NOWHERE), sequence));
                 self.heads.insert(block.sequence, id);
                 let strand = &mut self.strands[index(id)];
                 *strand = Strand::default();
@@ -121,10 +125,30 @@ impl Chains {
         }
     }
 
-    /// Gives a block a name in the table.
-    pub(super) fn name(&mut self, place: Place, name: u64) {
-        self.names.insert(name, place);
-        self.strands[index(place.strand)].set_name(place.offset, name);
+    /// Gives a block a name in the table, if that is free.
+    pub(super) fn name(&mut self, place: Place, name: u64) -> bool {
+        let strands = &self.strands;
+        let is_free = self.names.insert(name, place, |place| {
+            let block = strands[index(place.strand)].get(u16::from(place.offset));
+            block.is_some_and(|block| block.name == name)
+        });
+        if is_free {
+            self.strands[index(place.strand)].set_name(place.offset, name);
+        }
+        is_free
+    }
+
+    /// Brings near what naming `blocks` will touch: asked for together they do not wait for each
+    /// other.
+    pub(super) fn fetch(&self, blocks: &[Block]) {
+        for block in blocks {
+            self.fetch_one(block.name);
+        }
+    }
+
+    /// As [`fetch`](Self::fetch), for one name.
+    pub(super) fn fetch_one(&self, name: u64) {
+        std::hint::black_box(self.names.get(name, |_| false));
     }
 
     /// Makes a change; blocks that nobody holds any more are forgotten.
@@ -179,16 +203,13 @@ impl Chains {
     /// Takes the names of what nobody in `stretch` holds any more; all of it was held before.
     fn unname(&mut self, id: u32, stretch: Stretch) -> bool {
         let strand = &mut self.strands[index(id)];
-        let mut gone = Vec::new();
-        for (span, holders) in strand.spans() {
-            let (from, to) = (span.from.max(stretch.from), span.to.min(stretch.to));
-            if from < to && holders.is_empty() {
-                gone.push(Stretch { from, to });
-            }
-        }
-        for stretch in &gone {
-            self.blocks -= usize::from(stretch.to - stretch.from);
-            for offset in stretch.from..stretch.to {
+        let Stretch { mut from, to } = stretch;
+        let mut any = false;
+        while let Some(hole) = strand.hole(from, to) {
+            any = true;
+            from = hole.to;
+            self.blocks -= usize::from(hole.to - hole.from);
+            for offset in hole.from..hole.to {
                 let place = at(id, offset);
                 let name = strand.get(offset).map_or(0, |block| block.name);
                 if name != 0 {
@@ -197,7 +218,7 @@ impl Chains {
                 }
             }
         }
-        !gone.is_empty()
+        any
     }
 
     fn trim(&mut self, id: u32) {

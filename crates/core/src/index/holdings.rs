@@ -75,6 +75,20 @@ impl Holdings {
                 || !(self.own.contains_key(&name) || self.owned.contains(&place)))
     }
 
+    /// Whether a block that is new to the rank needs nothing but a bit: there are no own names, no
+    /// doubts, and the group is the home one.
+    pub(super) fn is_simple(&mut self, group: u32) -> bool {
+        self.settle_home(group);
+        group == self.home && self.own.is_empty() && self.doubt.is_empty()
+    }
+
+    /// The first group that is named becomes the home.
+    pub(super) fn settle_home(&mut self, group: u32) {
+        if self.names == 0 {
+            self.home = group;
+        }
+    }
+
     /// Where an own name of the rank is.
     pub(super) fn own(&self, name: EngineHash) -> Option<Place> {
         if self.own.is_empty() {

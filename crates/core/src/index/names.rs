@@ -3,6 +3,7 @@
 use std::fmt;
 use std::hash::BuildHasher;
 
+use hashbrown::hash_table::Entry;
 use hashbrown::{DefaultHashBuilder, HashTable};
 
 use super::strand::Place;
@@ -71,12 +72,21 @@ impl Names {
         found.map(|item| item.place())
     }
 
-    /// Adds a name that is not there.
-    pub(super) fn insert(&mut self, name: u64, place: Place) {
+    /// Adds a name; false if it is there, as `is` tells of the block at a place.
+    pub(super) fn insert(&mut self, name: u64, place: Place, is: impl Fn(Place) -> bool) -> bool {
         let (shard, hash) = self.hash(name);
-        self.shards[shard].insert_unique(spread(hash), Item::new(place, hash), |item| {
-            spread(item.hash())
-        });
+        let entry = self.shards[shard].entry(
+            spread(hash),
+            |item| item.hash() == hash && is(item.place()),
+            |item| spread(item.hash()),
+        );
+        match entry {
+            Entry::Occupied(_) => false,
+            Entry::Vacant(entry) => {
+                entry.insert(Item::new(place, hash));
+                true
+            }
+        }
     }
 
     pub(super) fn remove(&mut self, name: u64, place: Place) {

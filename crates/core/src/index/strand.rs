@@ -9,6 +9,9 @@ use crate::tier::Tier;
 
 /// Most blocks of one strand; an offset fits a byte.
 pub(super) const MAX_BLOCKS: usize = 256;
+const MIN_GROWTH: usize = 4;
+/// Spans that are looked through for a rank before it is noted a second time.
+const SPANS_ASKED: usize = 4;
 /// Leading blocks that nobody holds are kept up to this many.
 const KEPT_HOLES: u16 = 8;
 
@@ -21,7 +24,7 @@ pub(super) struct Place {
 
 impl Place {
     /// No strand gets this number.
-    const NOWHERE: Self = Self {
+    pub(super) const NOWHERE: Self = Self {
         strand: u32::MAX,
         offset: 0,
     };
@@ -175,7 +178,7 @@ impl Strand {
     pub(super) fn reserve(&mut self, more: usize) {
         let room = (MAX_BLOCKS - usize::from(self.end())).min(more);
         if self.blocks.capacity() - self.blocks.len() < room {
-            let grown = (self.blocks.len() / 4).max(room);
+            let grown = (self.blocks.len() / 4).max(room).max(MIN_GROWTH);
             self.blocks.reserve_exact(grown);
         }
     }
@@ -227,7 +230,11 @@ impl Strand {
     }
 
     pub(super) fn holders(&self, offset: u8) -> Option<&Holders> {
-        let span = self.spans.get(self.span_at(u16::from(offset)))?;
+        let offset = u16::from(offset);
+        if offset < self.base {
+            return None;
+        }
+        let span = self.spans.get(self.span_at(offset))?;
         Some(&span.held)
     }
 
@@ -237,8 +244,52 @@ impl Strand {
             .any(|span| span.held.tiers(slot).next().is_some())
     }
 
+    /// Whether the rank holds something here; false may mean that it was not worth looking.
+    pub(super) fn surely_holds(&self, slot: RankSlot) -> bool {
+        let asked = self.spans.iter().take(SPANS_ASKED);
+        asked.rev().any(|span| span.held.device.contains(slot))
+    }
+
+    /// How many of `incoming` are the strand's blocks from `offset` on, names included, as far as
+    /// the holders are the same and `slot` is not among them.
+    pub(super) fn same(&self, offset: u8, incoming: &[Block], slot: RankSlot) -> u16 {
+        let Some(span) = self.spans.get(self.span_at(u16::from(offset))) else {
+            return 0;
+        };
+        if span.held.tiers(slot).next().is_some() {
+            return 0;
+        }
+        let from = usize::from(u16::from(offset) - self.base);
+        let to = usize::from(span.end - self.base);
+        let known = self.blocks[from..to].iter().zip(incoming);
+        let same = known.take_while(|(known, block)| {
+            known.sequence == block.sequence && known.name == block.name && known.name != 0
+        });
+        length(same.count())
+    }
+
+    /// The first stretch from `from` to `to` that nobody holds.
+    pub(super) fn hole(&self, from: u16, to: u16) -> Option<Stretch> {
+        let at = self.span_at(from);
+        let mut start = self.start(at).max(from);
+        for span in &self.spans[at..] {
+            if start >= to {
+                return None;
+            }
+            if span.held.is_empty() {
+                return Some(Stretch {
+                    from: start,
+                    to: span.end.min(to),
+                });
+            }
+            start = span.end;
+        }
+        None
+    }
+
     /// Makes one change to all blocks of `stretch`, appended ones included.
     pub(super) fn change(&mut self, stretch: Stretch, change: Change) {
+        debug_assert!(self.base <= stretch.from && stretch.to <= self.end());
         let covered = self.spans.last().map_or(self.base, |span| span.end);
         if stretch.to > covered {
             self.cover(stretch, change);

@@ -416,3 +416,17 @@ fn first_blocks_that_go_for_good_leave_the_rest_in_place() {
     index.apply(WORKER, &stored(None, &chain[..50]));
     assert_eq!(matched(&index, WORKER, &chain), 100);
 }
+
+#[test]
+fn a_waiting_block_is_removed_wherever_it_waits() {
+    let mut index = index(&[WORKER]);
+    index.apply(WORKER, &stored(Some(10), &[3]));
+    index.apply(WORKER, &stored(Some(20), &[3]));
+    // The later of the two is stored; then the earlier still answers to the name.
+    index.apply(WORKER, &stored(None, &[2]));
+    index.apply(WORKER, &removed(&[30]));
+    index.apply(WORKER, &removed(&[30]));
+    index.apply(WORKER, &stored(None, &[1]));
+    assert_eq!(matched(&index, WORKER, &[1, 3]), 1);
+    assert_eq!(matched(&index, WORKER, &[2, 3]), 1);
+}

@@ -29,8 +29,8 @@ pub(super) struct Waiting {
     /// By age.
     orphans: BTreeMap<u64, Orphan>,
     by_parent: HashMap<(RankSlot, EngineHash), Vec<u64>>,
-    /// The last orphan that holds a name.
-    by_name: HashMap<(RankSlot, EngineHash), u64>,
+    /// The orphans that hold a name, by age.
+    by_name: HashMap<(RankSlot, EngineHash), Vec<u64>>,
     next: u64,
     blocks: usize,
     pub(super) forgotten: u64,
@@ -69,8 +69,13 @@ impl Waiting {
             .or_default()
             .push(age);
         for block in &orphan.blocks {
-            self.by_name
-                .insert((orphan.source.slot, block.engine_hash), age);
+            let ages = self
+                .by_name
+                .entry((orphan.source.slot, block.engine_hash))
+                .or_default();
+            if ages.last() != Some(&age) {
+                ages.push(age);
+            }
         }
         self.orphans.insert(age, orphan);
     }
@@ -87,10 +92,8 @@ impl Waiting {
 
     /// Notes the removal of a block that waits; false if none of that name does.
     pub(super) fn remove(&mut self, slot: RankSlot, at: Placement, name: EngineHash) -> bool {
-        let Some(age) = self.by_name.get(&(slot, name)) else {
-            return false;
-        };
-        let Some(orphan) = self.orphans.get_mut(age) else {
+        let last = self.by_name.get(&(slot, name)).and_then(|ages| ages.last());
+        let Some(orphan) = last.and_then(|age| self.orphans.get_mut(age)) else {
             return false;
         };
         let stored = orphan
@@ -135,8 +138,11 @@ impl Waiting {
         }
         for block in &orphan.blocks {
             let key = (orphan.source.slot, block.engine_hash);
-            if self.by_name.get(&key) == Some(&age) {
-                self.by_name.remove(&key);
+            if let Some(ages) = self.by_name.get_mut(&key) {
+                ages.retain(|other| *other != age);
+                if ages.is_empty() {
+                    self.by_name.remove(&key);
+                }
             }
         }
         Some(orphan)

@@ -384,8 +384,10 @@ fn check(spice: Spice) {
                 "round {round}, {worker}, {prompt:?}"
             );
         }
-        if round % 64 == 0 {
+        if round % 8 == 0 {
             check_sums(&index, &models);
+        }
+        if round % 64 == 0 {
             check_dump(&index, &models, &mut random);
         }
     }
