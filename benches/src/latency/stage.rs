@@ -51,8 +51,10 @@ impl Stage {
             upstream_admin,
             worker,
             trivial_port,
+            ext_proc,
+            health,
+            pointsman_admin,
         ] = free_ports()?;
-        let [ext_proc, health, pointsman_admin] = free_ports()?;
         let ours = Ports {
             ext_proc,
             health,
