@@ -15,6 +15,8 @@ mod doubt;
 mod dump;
 mod holdings;
 mod names;
+mod remove;
+mod store;
 mod strand;
 mod waiting;
 

@@ -174,11 +174,12 @@ impl Strand {
         usize::from(self.end()) >= MAX_BLOCKS
     }
 
-    /// Makes room for `more` blocks: as many as are known to come, not twice as many.
+    /// Makes room for `more` blocks: what is known to come, or half as much again.
     pub(super) fn reserve(&mut self, more: usize) {
         let room = (MAX_BLOCKS - usize::from(self.end())).min(more);
         if self.blocks.capacity() - self.blocks.len() < room {
-            let grown = (self.blocks.len() / 4).max(room).max(MIN_GROWTH);
+            let left = MAX_BLOCKS - usize::from(self.end());
+            let grown = (self.blocks.len() / 2).max(room).max(MIN_GROWTH).min(left);
             self.blocks.reserve_exact(grown);
         }
     }
