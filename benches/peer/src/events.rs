@@ -47,7 +47,11 @@ fn row(workers: usize, blocks: usize, same_names: bool) {
                 ),
             ];
             if repeat == 0 {
-                compare(&ours, &peer, workers, &inputs.prompts(Kind::Hit, 16));
+                let prompts = inputs.prompts(Kind::Hit, 16);
+                let differs = compare(&ours, &peer, &inputs, &prompts, same_names);
+                if differs > 0 {
+                    println!("the peer answers {differs} of 16 prompts wrongly here");
+                }
             }
             figures[0].push(sides);
             figures[1].push([

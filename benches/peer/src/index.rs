@@ -142,21 +142,36 @@ pub(crate) fn both(inputs: &Inputs, size: usize) -> (Ours, Peer) {
     (ours, peer)
 }
 
-/// Panics unless both give every worker the same number of blocks.
-pub(crate) fn compare(ours: &Ours, peer: &Peer, workers: usize, prompts: &[(Vec<u64>, Vec<u64>)]) {
+/// Asks both; panics unless ours gives every worker the blocks that the inputs say, and the peer
+/// too where `both_exact`. How many prompts the peer answered otherwise.
+pub(crate) fn compare(
+    ours: &Ours,
+    peer: &Peer,
+    inputs: &Inputs,
+    prompts: &[(Vec<u64>, Vec<u64>)],
+    both_exact: bool,
+) -> usize {
     let mut overlaps = Overlaps::default();
+    let mut peer_differs = 0;
     for (blocks, sequences) in prompts {
         let chain: Vec<_> = sequences.iter().copied().map(SequenceHash).collect();
         let locals: Vec<_> = blocks.iter().copied().map(LocalBlockHash).collect();
         ours.find(&chain, &mut overlaps);
         let scores = peer.find(&locals).scores;
-        for worker in 0..workers as u64 {
-            let slot = ours
-                .index
-                .slot(WorkerWithDpRank::from_worker_id(worker))
-                .expect("registered");
+        let expected = inputs.held(blocks);
+        let mut differs = false;
+        for (worker, expected) in (0..).zip(expected) {
+            let rank = WorkerWithDpRank::from_worker_id(worker);
+            let slot = ours.index.slot(rank).expect("registered");
+            assert_eq!(overlaps.blocks(slot), expected, "worker {worker}");
             let peers = scores.get(&PeerRank::new(worker, 0)).copied().unwrap_or(0);
-            assert_eq!(overlaps.blocks(slot), peers, "worker {worker}");
+            assert!(
+                !both_exact || peers == expected,
+                "the peer's worker {worker}"
+            );
+            differs |= peers != expected;
         }
+        peer_differs += usize::from(differs);
     }
+    peer_differs
 }

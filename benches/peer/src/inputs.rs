@@ -185,6 +185,28 @@ impl Inputs {
         (sequence ^ salt.wrapping_mul(0x9e37_79b9_7f4a_7c15)).rotate_left(17)
     }
 
+    /// How many leading blocks of a prompt each worker holds, found the slow way.
+    pub(crate) fn held(&self, prompt: &[u64]) -> Vec<u32> {
+        let mut held = vec![0; self.shape.workers];
+        let mut raise = |blocks: &[u64], owners: &[usize]| {
+            let same = blocks
+                .iter()
+                .zip(prompt)
+                .take_while(|(block, asked)| block == asked);
+            let same = u32::try_from(same.count()).unwrap_or(u32::MAX);
+            for owner in owners {
+                held[*owner] = same.max(held[*owner]);
+            }
+        };
+        for (blocks, owners) in &self.systems {
+            raise(blocks, owners);
+        }
+        for talk in &self.conversations {
+            raise(&talk.blocks, &talk.owners);
+        }
+        held
+    }
+
     /// Prompts of one kind, as block and sequence hashes.
     pub(crate) fn prompts(&self, kind: Kind, count: usize) -> Vec<(Vec<u64>, Vec<u64>)> {
         let mut random = SmallRng::seed_from_u64(11);

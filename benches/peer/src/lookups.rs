@@ -94,7 +94,7 @@ pub(crate) fn cold(workers: &[usize]) {
 
 fn prompts(inputs: &Inputs, ours: &Ours, peer: &Peer, kind: Kind, count: usize) -> Vec<Prompt> {
     let prompts = inputs.prompts(kind, count);
-    compare(ours, peer, inputs.shape.workers, &prompts[..count.min(64)]);
+    compare(ours, peer, inputs, &prompts[..count.min(64)], true);
     let prompt = |(blocks, sequences): (Vec<u64>, Vec<u64>)| Prompt {
         chain: sequences.into_iter().map(SequenceHash).collect(),
         locals: blocks.into_iter().map(LocalBlockHash).collect(),
