@@ -5,6 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
 
@@ -27,7 +28,7 @@ pub struct WorkerRegistration {
     /// Per rank; it wins over `kv_events_endpoint`.
     #[serde(
         default,
-        deserialize_with = "null_is_empty",
+        deserialize_with = "by_rank",
         skip_serializing_if = "BTreeMap::is_empty"
     )]
     pub kv_events_endpoints: BTreeMap<u32, String>,
@@ -37,7 +38,7 @@ pub struct WorkerRegistration {
     /// Per rank; it wins over `replay_endpoint`.
     #[serde(
         default,
-        deserialize_with = "null_is_empty",
+        deserialize_with = "by_rank",
         skip_serializing_if = "BTreeMap::is_empty"
     )]
     pub replay_endpoints: BTreeMap<u32, String>,
@@ -77,7 +78,7 @@ pub struct WorkerRegistration {
     pub router_hint_worker_type: Option<String>,
     #[serde(
         default,
-        deserialize_with = "null_is_empty",
+        deserialize_with = "by_rank",
         skip_serializing_if = "BTreeMap::is_empty"
     )]
     pub router_hint_source_control_endpoints: BTreeMap<u32, String>,
@@ -178,6 +179,45 @@ where
     T: Default + Deserialize<'de>,
 {
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
+}
+
+/// A map whose keys are ranks: as text in JSON, and in YAML as a number or, pasted from JSON, as text.
+fn by_rank<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<u32, String>, D::Error> {
+    let map = Option::<BTreeMap<Rank, String>>::deserialize(deserializer)?.unwrap_or_default();
+    Ok(map
+        .into_iter()
+        .map(|(Rank(rank), text)| (rank, text))
+        .collect())
+}
+
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Rank(u32);
+
+impl<'de> Deserialize<'de> for Rank {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(RankVisitor)
+    }
+}
+
+struct RankVisitor;
+
+impl Visitor<'_> for RankVisitor {
+    type Value = Rank;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("a data-parallel rank, a whole number from 0 to 4294967295")
+    }
+
+    fn visit_u64<E: de::Error>(self, rank: u64) -> Result<Rank, E> {
+        let rank = u32::try_from(rank);
+        rank.map(Rank)
+            .map_err(|_| E::custom("a data-parallel rank is at most 4294967295"))
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<Rank, E> {
+        let rank = text.parse().map(Rank);
+        rank.map_err(|_| E::invalid_value(de::Unexpected::Str(text), &self))
+    }
 }
 
 /// What a worker can be used for now.

@@ -30,6 +30,25 @@ workers:
 }
 
 #[test]
+fn an_entry_may_be_a_posted_body_as_it_is() {
+    let body = r#"{"worker_id": 1, "kv_events_endpoints": {"0": "tcp://127.0.0.1:5557"}, "replay_endpoints": null}"#;
+    let workers = WorkersFile::from_yaml(&format!("workers: [{body}]")).unwrap();
+    assert_eq!(workers[0].kv_events_endpoints[&0], "tcp://127.0.0.1:5557");
+    let posted: WorkerRegistration = serde_json::from_str(body).unwrap();
+    assert_eq!(workers[0], posted);
+}
+
+#[test]
+fn a_rank_that_is_none_is_named() {
+    for rank in ["-1", "one", "4294967296"] {
+        let text = format!("workers: [{{worker_id: 1, kv_events_endpoints: {{{rank}: x}}}}]");
+        let error = WorkersFile::from_yaml(&text).unwrap_err();
+        let cause = std::error::Error::source(&error).unwrap().to_string();
+        assert!(cause.contains("data-parallel rank"), "{rank}: {cause}");
+    }
+}
+
+#[test]
 fn no_workers_are_no_mistake() {
     for text in ["", "workers:", "workers: []"] {
         assert!(WorkersFile::from_yaml(text).unwrap().is_empty(), "{text:?}");
