@@ -241,6 +241,17 @@ fn with_nothing_configured_it_is_alive_not_ready_and_ends_on_sigterm() {
 }
 
 #[test]
+fn the_tokenizer_library_gets_no_threads_of_its_own() {
+    let picker = Running::start(&[]);
+    let environment = fs::read(format!("/proc/{}/environ", picker.child.id())).unwrap();
+    let environment = text(&environment);
+    assert_contains(
+        &environment,
+        &["FASTOKENS_BPE_THREADS=1", "FASTOKENS_SPIN_US=0"],
+    );
+}
+
+#[test]
 fn the_guides_command_starts() {
     let path = file("guide-policy.yaml", "");
     let mut running = Running::start(&[

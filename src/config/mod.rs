@@ -121,6 +121,11 @@ impl Settings {
     }
 }
 
+/// Whether a variable that is not ours has a value.
+pub(crate) fn is_set_in_process(name: &str) -> bool {
+    std::env::var_os(name).is_some()
+}
+
 fn router(values: &mut Values) -> KvRouterConfig {
     let track_active_blocks = values.bool("DYN_ROUTER_TRACK_ACTIVE_BLOCKS");
     let output_blocks_asked = values.is_set("DYN_ROUTER_TRACK_OUTPUT_BLOCKS");

@@ -3,6 +3,7 @@
 mod plan;
 mod select_service;
 mod signals;
+mod threads;
 
 use std::io::{self, Write as _};
 use std::sync::Arc;
@@ -109,8 +110,12 @@ async fn check(registry: Option<RouterPluginRegistry>) -> anyhow::Result<()> {
 }
 
 async fn epp(registry: Option<RouterPluginRegistry>) -> anyhow::Result<()> {
+    let settled = threads::settle(config::is_set_in_process);
     let plan = planned(registry).await??;
     telemetry::init(&plan.settings.log);
+    if let Err(error) = settled {
+        warn!(%error, "the tokenizer may use threads of its own");
+    }
     info!(version = env!("CARGO_PKG_VERSION"), "starting");
     if let Some(names) = plan.ignored_names() {
         warn!(names, "these settings have no effect yet");
