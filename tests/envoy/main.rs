@@ -31,10 +31,8 @@ pub(crate) async fn eventually<T>(what: &str, mut ask: impl AsyncFnMut() -> Opti
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    match tokio::time::timeout(Duration::from_secs(60), asking).await {
-        Ok(answer) => answer,
-        Err(_) => panic!("waited a minute in vain: {what}"),
-    }
+    let answer = tokio::time::timeout(Duration::from_mins(1), asking).await;
+    answer.unwrap_or_else(|_| panic!("waited a minute in vain: {what}"))
 }
 
 /// Everything a test needs, started in the order in which it depends on each other.
