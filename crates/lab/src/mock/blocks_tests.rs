@@ -59,6 +59,7 @@ fn run(hashes: &[u64]) -> StoredRun {
         tokens: Vec::new(),
         block_size: 1,
         salt: None,
+        adapter: None,
     }
 }
 

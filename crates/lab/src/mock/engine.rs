@@ -28,6 +28,8 @@ pub struct EngineConfig {
     pub decode_us: f64,
     /// Time added to a decode step by each sequence in it.
     pub decode_us_per_seq: f64,
+    /// Comment lines of this many bytes at the end of `/metrics`: what a real engine's hundred metrics weigh.
+    pub metrics_padding_bytes: usize,
 }
 
 impl Default for EngineConfig {
@@ -42,6 +44,7 @@ impl Default for EngineConfig {
             prefill_overhead_us: 5_000.0,
             decode_us: 1_000.0,
             decode_us_per_seq: 100.0,
+            metrics_padding_bytes: 0,
         }
     }
 }
@@ -55,6 +58,18 @@ pub(super) struct Job {
     pub(super) prompt: Vec<u32>,
     pub(super) answer: Vec<u32>,
     pub(super) salt: Option<String>,
+    /// Adapter that computes it; blocks are shared only within one adapter.
+    pub(super) adapter: Option<String>,
+}
+
+impl Job {
+    /// What separates the blocks of this job from those of the same tokens elsewhere.
+    fn namespace(&self) -> Option<String> {
+        match (&self.adapter, &self.salt) {
+            (Some(adapter), salt) => Some(format!("{adapter}\0{}", salt.as_deref().unwrap_or(""))),
+            (None, salt) => salt.clone(),
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -91,7 +106,7 @@ pub(super) struct Step {
 }
 
 /// Figures for `/metrics`.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Gauges {
     pub(super) running: usize,
     pub(super) waiting: usize,
@@ -101,12 +116,16 @@ pub(super) struct Gauges {
     pub(super) prefix_queries: u64,
     pub(super) prefix_hits: u64,
     pub(super) preemptions: u64,
+    /// One entry per request that has an adapter.
+    pub(super) running_adapters: Vec<String>,
+    pub(super) waiting_adapters: Vec<String>,
 }
 
 #[derive(Debug)]
 struct Sequence {
     id: RequestId,
     job: Job,
+    namespace: Option<String>,
     /// Prompt and the part of the answer that is known.
     tokens: Vec<u32>,
     /// Hashes of the full blocks of `tokens`.
@@ -164,6 +183,7 @@ impl Engine {
         let mut sequence = Sequence {
             id,
             tokens: job.prompt.clone(),
+            namespace: job.namespace(),
             job,
             hashes: Vec::new(),
             blocks: Vec::new(),
@@ -247,6 +267,8 @@ impl Engine {
             prefix_queries: self.prefix_queries,
             prefix_hits: self.prefix_hits,
             preemptions: self.preemptions,
+            running_adapters: adapters(&self.running),
+            waiting_adapters: adapters(&self.waiting),
         }
     }
 
@@ -342,6 +364,7 @@ impl Engine {
             tokens: sequence.tokens[first * block_size..full * block_size].to_vec(),
             block_size: self.config.block_size,
             salt: sequence.job.salt.clone().filter(|_| first == 0),
+            adapter: sequence.job.adapter.clone(),
         };
         self.cache.store(&sequence.blocks[first..full], run);
         sequence.stored = full;
@@ -387,12 +410,17 @@ impl Sequence {
     }
 
     fn hash_full_blocks(&mut self, block_size: usize) {
-        let salt = self.job.salt.as_deref();
+        let namespace = self.namespace.as_deref();
         for block in self.tokens.chunks_exact(block_size).skip(self.hashes.len()) {
             let parent = self.hashes.last().copied();
-            self.hashes.push(chained_hash(parent, salt, block));
+            self.hashes.push(chained_hash(parent, namespace, block));
         }
     }
+}
+
+fn adapters<'a>(sequences: impl IntoIterator<Item = &'a Sequence>) -> Vec<String> {
+    let adapter = |sequence: &Sequence| sequence.job.adapter.clone();
+    sequences.into_iter().filter_map(adapter).collect()
 }
 
 #[expect(

@@ -20,6 +20,7 @@ fn engine(total_blocks: usize) -> Engine {
         prefill_overhead_us: 100.0,
         decode_us: 1_000.0,
         decode_us_per_seq: 50.0,
+        metrics_padding_bytes: 0,
     })
 }
 
@@ -28,6 +29,7 @@ fn job(prompt: &[u32], answer: &[u32]) -> Job {
         prompt: prompt.to_vec(),
         answer: answer.to_vec(),
         salt: None,
+        adapter: None,
     }
 }
 
@@ -279,4 +281,20 @@ fn a_reset_is_told_with_the_next_step_and_a_restart_never() {
         engine.finish_step().events.as_slice(),
         [Event::Stored(_)]
     ));
+}
+
+#[test]
+fn blocks_of_one_adapter_are_none_of_another() {
+    let (mut engine, mut mirror) = (engine(64), Mirror::default());
+    let prompt: Vec<u32> = (0..9).collect();
+    let mut cached_by = |adapter: Option<&str>| {
+        let job = Job {
+            adapter: adapter.map(str::to_owned),
+            ..job(&prompt, &[9])
+        };
+        let id = engine.submit(job).unwrap();
+        drain(&mut engine, &mut mirror)[&id].0
+    };
+    let cached = [None, Some("a"), Some("b"), Some("a"), None].map(&mut cached_by);
+    assert_eq!(cached, [0, 0, 0, 8, 8]);
 }

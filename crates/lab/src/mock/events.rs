@@ -15,6 +15,13 @@ pub(super) struct StoredRun {
     pub(super) block_size: u32,
     /// Given only where the run starts the chain of a salted prompt.
     pub(super) salt: Option<String>,
+    pub(super) adapter: Option<String>,
+}
+
+impl StoredRun {
+    fn has_keys(&self) -> bool {
+        self.salt.is_some() || self.adapter.is_some()
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -125,7 +132,7 @@ impl Payload {
     }
 
     fn stored_array(&mut self, run: &StoredRun) {
-        self.array(if run.salt.is_some() { 9 } else { 8 });
+        self.array(if run.has_keys() { 9 } else { 8 });
         self.text("BlockStored");
         self.hashes(&run.hashes);
         self.optional_hash(run.parent);
@@ -133,14 +140,17 @@ impl Payload {
         self.number(u64::from(run.block_size));
         self.nil(); // lora_id
         self.text("GPU");
-        self.nil(); // lora_name
-        if let Some(salt) = &run.salt {
-            self.extra_keys(salt, run.hashes.len());
+        match &run.adapter {
+            Some(adapter) => self.text(adapter),
+            None => self.nil(),
+        }
+        if run.has_keys() {
+            self.extra_keys(run);
         }
     }
 
     fn stored_map(&mut self, run: &StoredRun) {
-        self.map(if run.salt.is_some() { 7 } else { 6 });
+        self.map(6 + u32::from(run.adapter.is_some()) + u32::from(run.has_keys()));
         self.field("type", "BlockStored");
         self.text("block_hashes");
         self.hashes(&run.hashes);
@@ -151,19 +161,26 @@ impl Payload {
         self.text("block_size");
         self.number(u64::from(run.block_size));
         self.field("medium", "GPU");
-        if let Some(salt) = &run.salt {
+        if let Some(adapter) = &run.adapter {
+            self.field("lora_name", adapter);
+        }
+        if run.has_keys() {
             self.text("extra_keys");
-            self.extra_keys(salt, run.hashes.len());
+            self.extra_keys(run);
         }
     }
 
-    /// The salt stands in the first block; the others have no keys.
-    fn extra_keys(&mut self, salt: &str, blocks: usize) {
-        self.array(blocks);
-        self.array(1);
-        self.text(salt);
-        for _ in 1..blocks {
-            self.nil();
+    /// An adapter stands in every block, a salt in the first one; a block without either has no keys.
+    fn extra_keys(&mut self, run: &StoredRun) {
+        self.array(run.hashes.len());
+        for index in 0..run.hashes.len() {
+            let salt = run.salt.as_deref().filter(|_| index == 0);
+            let keys = || run.adapter.as_deref().into_iter().chain(salt);
+            match keys().count() {
+                0 => self.nil(),
+                count => self.array(count),
+            }
+            keys().for_each(|key| self.text(key));
         }
     }
 
@@ -241,6 +258,7 @@ mod tests {
             tokens: vec![7, 300],
             block_size: 1,
             salt: None,
+            adapter: None,
         }
     }
 
@@ -310,6 +328,17 @@ mod tests {
         };
         let written = batch_at(1.5, &[Event::Stored(salted)], 2, Form::default());
         assert!(written.ends_with(b"\xa3GPU\xc0\x92\x91\xa1s\xc0\x02"));
+    }
+
+    #[test]
+    fn an_adapter_stands_in_every_block() {
+        let adapted = StoredRun {
+            adapter: Some("l".to_owned()),
+            salt: Some("s".to_owned()),
+            ..run()
+        };
+        let written = batch_at(1.5, &[Event::Stored(adapted)], 2, Form::default());
+        assert!(written.ends_with(b"\xa3GPU\xa1l\x92\x92\xa1l\xa1s\x91\xa1l\x02"));
     }
 
     #[test]

@@ -1,7 +1,6 @@
 //! The HTTP side of a worker: vLLM's routes, and those that only a mock has.
 //! Never schedules; a request goes to a rank and its progress comes back.
 
-use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -19,7 +18,9 @@ use tokio::time::{Instant, sleep};
 use super::answer::{Answer, Length, Script};
 use super::engine::{Job, Progress, Rejection};
 use super::fault::{FAULT_HEADER, FaultRequest, RequestFault};
+use super::metrics::{self, Figures};
 use super::openai::{self, Kind, Params, Writer};
+use super::rank::Rank;
 use super::worker::Core;
 
 const LARGEST_BODY: usize = 32 << 20;
@@ -85,7 +86,8 @@ async fn complete(
     suffer(fault).await?;
     let params: Params = serde_json::from_slice(&body)
         .map_err(|error| refuse(StatusCode::BAD_REQUEST, &format!("the body: {error}")))?;
-    check_model(core, &params)?;
+    let adapter = adapter(core, &params)?;
+    let model = adapter.clone().unwrap_or_else(|| core.config.model.clone());
     let prompt = core
         .tokens
         .of(kind.path(), body)
@@ -106,6 +108,7 @@ async fn complete(
         prompt,
         answer: script.tokens.clone(),
         salt: params.cache_salt.clone(),
+        adapter,
     };
     let mut running = core.ranks[dp_rank].submit(job).await.map_err(rejected)?;
     let Some(Progress::Admitted { cached_tokens }) = running.next().await else {
@@ -117,7 +120,7 @@ async fn complete(
     let answer = Answer {
         running,
         script,
-        writer: writer(core, kind),
+        writer: writer(core, kind, model),
         prompt_tokens,
         cached_tokens,
         reset_after: fault.reset_after,
@@ -193,13 +196,17 @@ async fn suffer(fault: RequestFault) -> Result<(), Refusal> {
     }
 }
 
-fn check_model(core: &Core, params: &Params) -> Result<(), Refusal> {
+/// The adapter that the request names as its model; None for the model itself.
+fn adapter(core: &Core, params: &Params) -> Result<Option<String>, Refusal> {
     match &params.model {
         Some(model) if *model != core.config.model => {
+            if core.config.lora_adapters.contains(model) {
+                return Ok(Some(model.clone()));
+            }
             let message = format!("The model `{model}` does not exist.");
             Err(refuse(StatusCode::NOT_FOUND, &message))
         }
-        _ => Ok(()),
+        _ => Ok(None),
     }
 }
 
@@ -211,24 +218,28 @@ fn rejected(rejection: Rejection) -> Refusal {
     refuse(status, &rejection.to_string())
 }
 
-fn writer(core: &Core, kind: Kind) -> Writer {
+fn writer(core: &Core, kind: Kind, model: String) -> Writer {
     Writer {
         kind,
         id: format!("{}-{}-{}", kind.id_prefix(), core.name, core.next_answer()),
-        model: core.config.model.clone(),
+        model,
         created: seconds_since_epoch(),
     }
 }
 
 async fn models(State(core): Shared) -> Response {
-    let model = json!({
-        "id": core.config.model,
-        "object": "model",
-        "created": seconds_since_epoch(),
-        "owned_by": "pointsman-lab",
-        "max_model_len": core.longest_sequence(),
-    });
-    json_response(&json!({ "object": "list", "data": [model] }))
+    let names = std::iter::once(&core.config.model).chain(&core.config.lora_adapters);
+    let card = |name: &String| {
+        json!({
+            "id": name,
+            "object": "model",
+            "created": seconds_since_epoch(),
+            "owned_by": "pointsman-lab",
+            "max_model_len": core.longest_sequence(),
+        })
+    };
+    let cards: Vec<Value> = names.map(card).collect();
+    json_response(&json!({ "object": "list", "data": cards }))
 }
 
 async fn tokenize(State(core): Shared, body: Bytes) -> Result<Response, Refusal> {
@@ -274,41 +285,12 @@ async fn state(State(core): Shared) -> Response {
 }
 
 async fn metrics(State(core): Shared) -> Response {
-    let mut text = String::new();
-    let describe = [
-        ("vllm:num_requests_running", "gauge"),
-        ("vllm:num_requests_waiting", "gauge"),
-        ("vllm:kv_cache_usage_perc", "gauge"),
-        ("vllm:prefix_cache_queries_total", "counter"),
-        ("vllm:prefix_cache_hits_total", "counter"),
-        ("vllm:num_preemptions_total", "counter"),
-        ("vllm:cache_config_info", "gauge"),
-    ];
-    for (name, kind) in describe {
-        // Writing to a String cannot fail.
-        let _ = writeln!(text, "# TYPE {name} {kind}");
-        for (dp_rank, rank) in core.ranks.iter().enumerate() {
-            let gauges = rank.gauges();
-            let mut more = String::new();
-            let value = match name {
-                "vllm:num_requests_running" => gauges.running.to_string(),
-                "vllm:num_requests_waiting" => gauges.waiting.to_string(),
-                "vllm:kv_cache_usage_perc" => share(gauges.blocks_in_use, gauges.total_blocks),
-                "vllm:prefix_cache_queries_total" => gauges.prefix_queries.to_string(),
-                "vllm:prefix_cache_hits_total" => gauges.prefix_hits.to_string(),
-                "vllm:num_preemptions_total" => gauges.preemptions.to_string(),
-                _ => {
-                    let block_size = core.config.engine.block_size;
-                    let blocks = gauges.total_blocks;
-                    more = format!(",block_size=\"{block_size}\",num_gpu_blocks=\"{blocks}\"");
-                    "1".to_owned()
-                }
-            };
-            let model = &core.config.model;
-            let labels = format!("engine=\"{dp_rank}\",model_name=\"{model}\"{more}");
-            let _ = writeln!(text, "{name}{{{labels}}} {value}");
-        }
-    }
+    let figures = |rank: &Rank| Figures {
+        gauges: rank.gauges(),
+        latencies: rank.latencies(),
+    };
+    let ranks: Vec<Figures> = core.ranks.iter().map(figures).collect();
+    let text = metrics::body(&core.config, &ranks, seconds_since_epoch());
     let mut response = Response::new(Body::from(text));
     set(
         &mut response,
@@ -316,14 +298,6 @@ async fn metrics(State(core): Shared) -> Response {
         "text/plain; version=0.0.4",
     );
     response
-}
-
-#[expect(
-    clippy::cast_precision_loss,
-    reason = "block counts are far below 2^52"
-)]
-fn share(part: usize, whole: usize) -> String {
-    format!("{:.6}", part as f64 / whole.max(1) as f64)
 }
 
 fn json_response(body: &Value) -> Response {

@@ -7,6 +7,8 @@ mod engine;
 mod events;
 mod fault;
 mod http;
+mod latency;
+mod metrics;
 mod openai;
 mod prompt;
 mod publisher;
@@ -22,6 +24,7 @@ use tokio_util::sync::CancellationToken;
 pub use engine::EngineConfig;
 pub use events::{EventForm, HashForm};
 pub use fault::{EventFaults, FAULT_HEADER, FaultRequest, HttpFaults};
+pub use metrics::MetricsDialect;
 pub use prompt::{PromptError, PromptTokens};
 pub use publisher::REPLAY_BATCHES;
 pub use worker::{MOST_RANKS, Worker};
@@ -42,6 +45,8 @@ pub struct FleetConfig {
     pub kv_events_port: u16,
     pub replay_port: u16,
     pub model: String,
+    /// Adapters: models that may be asked for besides `model`.
+    pub lora_adapters: Vec<String>,
     /// Topic of the event frames.
     pub topic: String,
     pub engine: EngineConfig,
@@ -49,6 +54,7 @@ pub struct FleetConfig {
     pub answer_tokens: (usize, usize),
     pub event_form: EventForm,
     pub hash_form: HashForm,
+    pub metrics_dialect: MetricsDialect,
     /// All simulated time is multiplied by this; 0 answers at once.
     pub time_scale: f64,
     pub seed: u64,
@@ -65,11 +71,13 @@ impl Default for FleetConfig {
             kv_events_port: 0,
             replay_port: 0,
             model: "mock-model".to_owned(),
+            lora_adapters: Vec::new(),
             topic: "kv-events".to_owned(),
             engine: EngineConfig::default(),
             answer_tokens: (16, 48),
             event_form: EventForm::default(),
             hash_form: HashForm::default(),
+            metrics_dialect: MetricsDialect::default(),
             time_scale: 1.0,
             seed: 1,
         }
@@ -160,6 +168,8 @@ impl FleetConfig {
             "a worker has 1 to 64 ranks"
         } else if self.engine.block_size == 0 || self.engine.total_blocks == 0 {
             "an engine needs a block size and blocks"
+        } else if self.engine.metrics_padding_bytes > metrics::MOST_PADDING_BYTES {
+            "the padding of /metrics is at most 64 MiB"
         } else if !(self.time_scale.is_finite() && self.time_scale >= 0.0) {
             "the time scale must be 0 or more"
         } else {

@@ -11,6 +11,7 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use super::engine::{Engine, EngineConfig, Gauges, Job, Progress, Rejection, RequestId};
+use super::latency::Latencies;
 use super::publisher::Publisher;
 
 const COMMAND_QUEUE: usize = 4_096;
@@ -32,6 +33,7 @@ enum Command {
 pub(super) struct Rank {
     commands: mpsc::Sender<Command>,
     gauges: watch::Receiver<Gauges>,
+    latencies: watch::Receiver<Latencies>,
     in_flight: Arc<AtomicUsize>,
     pub(super) publisher: Arc<Publisher>,
 }
@@ -53,12 +55,14 @@ impl Rank {
         let (commands, queue) = mpsc::channel(COMMAND_QUEUE);
         let engine = Engine::new(config);
         let (gauges_out, gauges) = watch::channel(engine.gauges());
+        let (latencies_out, latencies) = watch::channel(Latencies::default());
         let publisher = Arc::new(publisher);
         let driver = Driver {
             engine,
             clients: HashMap::new(),
             publisher: Arc::clone(&publisher),
             gauges: gauges_out,
+            latencies: latencies_out,
             time_scale,
             clock: Instant::now(),
         };
@@ -66,6 +70,7 @@ impl Rank {
         Self {
             commands,
             gauges,
+            latencies,
             in_flight: Arc::new(AtomicUsize::new(0)),
             publisher,
         }
@@ -104,7 +109,11 @@ impl Rank {
     }
 
     pub(super) fn gauges(&self) -> Gauges {
-        *self.gauges.borrow()
+        self.gauges.borrow().clone()
+    }
+
+    pub(super) fn latencies(&self) -> Latencies {
+        self.latencies.borrow().clone()
     }
 
     pub(super) fn in_flight(&self) -> usize {
@@ -125,11 +134,19 @@ impl Drop for Running {
     }
 }
 
+struct Client {
+    progress: mpsc::Sender<Progress>,
+    /// When the request came, or else its last token.
+    since: Instant,
+    answered: bool,
+}
+
 struct Driver {
     engine: Engine,
-    clients: HashMap<RequestId, mpsc::Sender<Progress>>,
+    clients: HashMap<RequestId, Client>,
     publisher: Arc<Publisher>,
     gauges: watch::Sender<Gauges>,
+    latencies: watch::Sender<Latencies>,
     time_scale: f64,
     /// Simulated now. A timer wakes late by up to a millisecond; counting from here keeps that from adding up.
     clock: Instant,
@@ -150,8 +167,8 @@ impl Driver {
             }
             self.abort_abandoned();
             if let Some(step) = self.engine.begin_step() {
-                self.tell(step.admitted);
                 self.publish_gauges();
+                self.tell(step.admitted);
                 self.pass(step.duration).await;
                 let outcome = self.engine.finish_step();
                 // First the events, then the tokens: a client that saw its answer end finds all of it published.
@@ -177,8 +194,13 @@ impl Driver {
                 taken,
             } => {
                 let submitted = self.engine.submit(job);
+                let client = Client {
+                    progress,
+                    since: Instant::now(),
+                    answered: false,
+                };
                 let answer = submitted.map(|id| {
-                    self.clients.insert(id, progress);
+                    self.clients.insert(id, client);
                 });
                 // A client that left meanwhile is found by its closed channel.
                 let _ = taken.send(answer);
@@ -196,8 +218,8 @@ impl Driver {
 
     fn abort_abandoned(&mut self) {
         let engine = &mut self.engine;
-        self.clients.retain(|&id, progress| {
-            let gone = progress.is_closed();
+        self.clients.retain(|&id, client| {
+            let gone = client.progress.is_closed();
             if gone {
                 engine.abort(id);
             }
@@ -206,10 +228,23 @@ impl Driver {
     }
 
     fn tell(&mut self, progress: Vec<(RequestId, Progress)>) {
+        let now = Instant::now();
         for (id, news) in progress {
-            if let Some(client) = self.clients.get(&id) {
+            if let Some(client) = self.clients.get_mut(&id) {
+                if matches!(news, Progress::Token { .. }) {
+                    let waited = now - std::mem::replace(&mut client.since, now);
+                    let answered = std::mem::replace(&mut client.answered, true);
+                    self.latencies.send_modify(|latencies| {
+                        let histogram = if answered {
+                            &mut latencies.inter_token
+                        } else {
+                            &mut latencies.first_token
+                        };
+                        histogram.observe(waited);
+                    });
+                }
                 // A closed channel is an abort, seen at the next step.
-                let _ = client.try_send(news);
+                let _ = client.progress.try_send(news);
             }
             if news == (Progress::Token { last: true }) {
                 self.clients.remove(&id);
@@ -260,11 +295,16 @@ mod tests {
             prompt: vec![7; 20],
             answer: vec![8, 9],
             salt: None,
+            adapter: None,
         };
         let started = Instant::now();
         let mut running = rank.submit(job).await.unwrap();
         while !matches!(running.next().await, Some(Progress::Token { .. })) {}
         // 20 ms of prefill and 5 ms of overhead, ten times slower.
         assert_eq!(started.elapsed().as_millis(), 250);
+        while running.next().await.is_some() {}
+        let latencies = rank.latencies();
+        assert!((latencies.first_token.sum() - 0.25).abs() < 0.005);
+        assert_eq!(latencies.inter_token.count(), 1);
     }
 }

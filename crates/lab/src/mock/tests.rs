@@ -409,6 +409,46 @@ async fn metrics_have_the_names_of_an_engine() {
     }
 }
 
+async fn get(worker: &Worker, path: &str) -> hyper::Response<hyper::body::Incoming> {
+    let uri = format!("http://{}{path}", worker.address());
+    let answer = client().get(uri.parse().unwrap());
+    timeout(DEADLINE, answer).await.unwrap().unwrap()
+}
+
+#[tokio::test]
+async fn metrics_count_the_times_of_an_answer() {
+    let fleet = fleet(|_| {}).await;
+    let worker = &fleet.workers()[0];
+    text(post(worker, "/v1/chat/completions", "", chat(WORDS, false)).await).await;
+    let metrics = text(get(worker, "/metrics").await).await;
+    for (name, count) in [("time_to_first_token", 1), ("inter_token_latency", 2)] {
+        let labels = "engine=\"0\",model_name=\"mock-model\"";
+        let line = format!("vllm:{name}_seconds_count{{{labels}}} {count}");
+        assert!(metrics.lines().any(|written| written == line), "{metrics}");
+    }
+}
+
+#[tokio::test]
+async fn a_running_adapter_is_named_while_it_runs() {
+    let fleet = fleet(|config| {
+        config.time_scale = 1.0;
+        config.lora_adapters = vec!["poet".to_owned()];
+    })
+    .await;
+    let worker = &fleet.workers()[0];
+    let body = json!({
+        "model": "poet", "prompt": WORDS, "max_tokens": 8000, "ignore_eos": true, "stream": true,
+    });
+    let response = post(worker, "/v1/completions", "", body).await;
+    let metrics = text(get(worker, "/metrics").await).await;
+    assert!(
+        metrics
+            .contains("{max_lora=\"1\",running_lora_adapters=\"poet\",waiting_lora_adapters=\"\"}"),
+        "{metrics}"
+    );
+    drop(response);
+}
+
 #[tokio::test]
 async fn a_workers_file_names_ranks_by_number() {
     let fleet = fleet(|config| config.dp_size = 2).await;
