@@ -36,7 +36,7 @@ pub struct EventFaults {
     pub delay_ms: Option<u64>,
 }
 
-/// Faults of the answers to completion requests.
+/// Faults of the answers to completion and render requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct HttpFaults {

@@ -45,6 +45,8 @@ pub(super) fn routes(core: Arc<Core>) -> Router {
     Router::new()
         .route("/v1/chat/completions", post(chat))
         .route("/v1/completions", post(text))
+        .route("/v1/chat/completions/render", post(render_chat))
+        .route("/v1/completions/render", post(render_text))
         .route("/v1/models", get(models))
         .route("/health", get(|| async { StatusCode::OK }))
         .route("/metrics", get(metrics))
@@ -84,15 +86,9 @@ async fn complete(
 ) -> Result<Response, Refusal> {
     let fault = request_fault(core, headers)?;
     suffer(fault).await?;
-    let params: Params = serde_json::from_slice(&body)
-        .map_err(|error| refuse(StatusCode::BAD_REQUEST, &format!("the body: {error}")))?;
+    let (params, prompt) = read_prompt(core, kind, body).await?;
     let adapter = adapter(core, &params)?;
     let model = adapter.clone().unwrap_or_else(|| core.config.model.clone());
-    let prompt = core
-        .tokens
-        .of(kind.path(), body)
-        .await
-        .map_err(|error| refuse(StatusCode::BAD_REQUEST, &error.to_string()))?;
     let length = Length {
         shortest: core.config.answer_tokens.0,
         longest: core.config.answer_tokens.1,
@@ -145,6 +141,44 @@ async fn complete(
     );
     set(&mut response, "x-mock-dp-rank", &dp_rank.to_string());
     Ok(response)
+}
+
+async fn render_chat(
+    State(core): Shared,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Result<Response, Refusal> {
+    render(&core, Kind::Chat, &headers, body).await
+}
+
+async fn render_text(
+    State(core): Shared,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Result<Response, Refusal> {
+    render(&core, Kind::Text, &headers, body).await
+}
+
+/// The tokens that the engine would compute for a completion request, under the same faults.
+async fn render(
+    core: &Core,
+    kind: Kind,
+    headers: &HeaderMap,
+    body: Bytes,
+) -> Result<Response, Refusal> {
+    suffer(request_fault(core, headers)?).await?;
+    let (_, tokens) = read_prompt(core, kind, body).await?;
+    Ok(json_response(&json!({ "token_ids": tokens })))
+}
+
+/// What a completion request asks for, of a model that is served, and its prompt's tokens.
+async fn read_prompt(core: &Core, kind: Kind, body: Bytes) -> Result<(Params, Vec<u32>), Refusal> {
+    let params: Params = serde_json::from_slice(&body)
+        .map_err(|error| refuse(StatusCode::BAD_REQUEST, &format!("the body: {error}")))?;
+    adapter(core, &params)?;
+    let tokens = core.tokens.of(kind.path(), body).await;
+    let tokens = tokens.map_err(|error| refuse(StatusCode::BAD_REQUEST, &error.to_string()))?;
+    Ok((params, tokens))
 }
 
 /// A unary answer. Where a cut was asked for, the head is sent and the body breaks off.

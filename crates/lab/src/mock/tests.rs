@@ -429,6 +429,53 @@ async fn metrics_count_the_times_of_an_answer() {
 }
 
 #[tokio::test]
+async fn a_render_gives_the_tokens_that_a_completion_counts() {
+    let fleet = fleet(|_| {}).await;
+    let worker = &fleet.workers()[0];
+    for (path, body) in [
+        ("/v1/chat/completions", chat(WORDS, false)),
+        ("/v1/completions", json!({ "prompt": WORDS })),
+    ] {
+        let rendered = post(worker, &format!("{path}/render"), "", body.clone()).await;
+        let rendered: Value = serde_json::from_str(&text(rendered).await).unwrap();
+        let tokenized = text(post(worker, "/tokenize", "", body.clone()).await).await;
+        let tokenized: Value = serde_json::from_str(&tokenized).unwrap();
+        assert!(rendered["token_ids"].is_array());
+        assert_eq!(rendered["token_ids"], tokenized["tokens"]);
+        let answer = text(post(worker, path, "", body).await).await;
+        let answer: Value = serde_json::from_str(&answer).unwrap();
+        let prompt_tokens = answer["usage"]["prompt_tokens"].as_u64().unwrap();
+        let rendered = rendered["token_ids"].as_array().unwrap().len();
+        assert_eq!(rendered as u64, prompt_tokens);
+    }
+}
+
+#[tokio::test]
+async fn a_render_hangs_where_a_hang_was_asked_for() {
+    let fleet = fleet(|_| {}).await;
+    let worker = &fleet.workers()[0];
+    let hang = json!({ "http": { "hang_rate": 1.0 } });
+    post(worker, "/fault", "", hang).await;
+    let path = "/v1/chat/completions/render";
+    let request = Request::post(format!("http://{}{path}", worker.address()))
+        .body(Body::from(chat(WORDS, false).to_string()))
+        .unwrap();
+    let answer = timeout(Duration::from_millis(200), client().request(request)).await;
+    assert!(answer.is_err());
+}
+
+#[tokio::test]
+async fn a_render_waits_where_a_delay_was_asked_for() {
+    let fleet = fleet(|_| {}).await;
+    let worker = &fleet.workers()[0];
+    let started = std::time::Instant::now();
+    let path = "/v1/completions/render";
+    let answer = post(worker, path, "delay-ms=100", json!({ "prompt": WORDS })).await;
+    assert_eq!(answer.status(), 200);
+    assert!(started.elapsed() >= Duration::from_millis(100));
+}
+
+#[tokio::test]
 async fn a_running_adapter_is_named_while_it_runs() {
     let fleet = fleet(|config| {
         config.time_scale = 1.0;
