@@ -21,7 +21,7 @@ pub struct FaultRequest {
 }
 
 /// How many of the next batches suffer what. A batch suffers one fault, in this order.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct EventFaults {
     /// Numbers skipped before the next batch: neither sent nor kept for replay.
@@ -34,6 +34,8 @@ pub struct EventFaults {
     pub reorder: u64,
     /// Time each batch is held back before it is sent, from now on.
     pub delay_ms: Option<u64>,
+    /// Topic of batches from now on, in place of the configured one: that of another model, say.
+    pub topic: Option<String>,
 }
 
 /// Faults of the answers to completion and render requests.
@@ -52,7 +54,10 @@ pub struct HttpFaults {
     pub hang_rate: Option<f64>,
     /// Time before each answer begins.
     pub delay_ms: Option<u64>,
-    /// For this long from now, everything but `/fault` answers 503, as while a model loads.
+    /// Time before each answer of `/metrics`: beyond a scraper's deadline, it has stalled. Nothing else waits.
+    pub metrics_delay_ms: Option<u64>,
+    /// For this long from now, everything but `/fault` and `/mock/state` answers 503, as while a model loads; `/health`
+    /// as well.
     pub slow_start_ms: Option<u64>,
 }
 
@@ -83,6 +88,7 @@ impl HttpFaults {
         self.reset_after = other.reset_after.or(self.reset_after);
         self.hang_rate = other.hang_rate.or(self.hang_rate);
         self.delay_ms = other.delay_ms.or(self.delay_ms);
+        self.metrics_delay_ms = other.metrics_delay_ms.or(self.metrics_delay_ms);
         self.slow_start_ms = other.slow_start_ms.or(self.slow_start_ms);
     }
 
@@ -99,7 +105,7 @@ impl HttpFaults {
         {
             return Some("http.error_status must be from 400 to 599");
         }
-        let delays = [self.delay_ms, self.slow_start_ms];
+        let delays = [self.delay_ms, self.metrics_delay_ms, self.slow_start_ms];
         let long = |delay: &u64| *delay > LONGEST_DELAY_MS;
         delays
             .iter()

@@ -319,6 +319,8 @@ async fn state(State(core): Shared) -> Response {
 }
 
 async fn metrics(State(core): Shared) -> Response {
+    let delay = core.http_faults().metrics_delay_ms.unwrap_or(0);
+    sleep(Duration::from_millis(delay)).await;
     let figures = |rank: &Rank| Figures {
         gauges: rank.gauges(),
         latencies: rank.latencies(),

@@ -28,6 +28,7 @@ const END_OF_REPLAY: [u8; 8] = [0xff; 8];
 
 #[derive(Clone, Debug)]
 struct Batch {
+    topic: Bytes,
     sequence: u64,
     payload: Bytes,
 }
@@ -40,6 +41,7 @@ enum Command {
 
 #[derive(Debug, Default)]
 struct Log {
+    topic: Bytes,
     next: u64,
     kept: VecDeque<Batch>,
     held_back: Option<Batch>,
@@ -77,21 +79,22 @@ impl Publisher {
         form: Form,
         stop: CancellationToken,
     ) -> Result<Self, zeromq::ZmqError> {
-        let log = Arc::new(Mutex::new(Log::default()));
+        let log = Arc::new(Mutex::new(Log {
+            topic: Bytes::from(ports.topic.clone()),
+            ..Log::default()
+        }));
         let mut events = PubSocket::new();
         let events_endpoint = events.bind(&address(ports.host, ports.events)).await?;
         let mut replay = RouterSocket::new();
         let replay_endpoint = replay.bind(&address(ports.host, ports.replay)).await?;
         let (commands, queue) = mpsc::channel(SEND_QUEUE);
-        let topic = Bytes::from(ports.topic.clone());
         let sender = Sender {
             socket: Some(events),
             endpoint: events_endpoint.clone(),
-            topic: topic.clone(),
         };
         let events_endpoint = dialable(&events_endpoint);
         tokio::spawn(sender.run(queue, stop.clone()));
-        tokio::spawn(serve_replays(replay, topic, Arc::clone(&log), stop));
+        tokio::spawn(serve_replays(replay, Arc::clone(&log), stop));
         Ok(Self {
             log,
             commands,
@@ -133,7 +136,7 @@ impl Publisher {
         }
     }
 
-    pub(super) fn add_faults(&self, faults: EventFaults, clear: bool) {
+    pub(super) fn add_faults(&self, faults: &EventFaults, clear: bool) {
         let mut log = lock(&self.log);
         if clear {
             log.faults = EventFaults::default();
@@ -144,14 +147,18 @@ impl Publisher {
         now.duplicate = now.duplicate.saturating_add(faults.duplicate);
         now.reorder = now.reorder.saturating_add(faults.reorder);
         now.delay_ms = faults.delay_ms.or(now.delay_ms);
+        if let Some(topic) = &faults.topic {
+            now.topic = Some(topic.clone());
+        }
     }
 
     /// A new process on the same port: subscribers are cut off, numbers begin at 0, nothing is kept for replay.
     pub(super) fn restart(&self) {
         let mut log = lock(&self.log);
-        let faults = log.faults;
+        let before = std::mem::take(&mut *log);
         *log = Log {
-            faults,
+            topic: before.topic,
+            faults: before.faults,
             ..Log::default()
         };
         let told = self.commands.try_send(Command::Reopen);
@@ -165,7 +172,9 @@ impl Log {
         self.next = self
             .next
             .saturating_add(std::mem::take(&mut self.faults.gap));
+        let wrong = self.faults.topic.clone().map(Bytes::from);
         let batch = Batch {
+            topic: wrong.unwrap_or_else(|| self.topic.clone()),
             sequence: self.next,
             payload,
         };
@@ -198,7 +207,6 @@ impl Log {
 struct Sender {
     socket: Option<PubSocket>,
     endpoint: Endpoint,
-    topic: Bytes,
 }
 
 impl Sender {
@@ -225,7 +233,7 @@ impl Sender {
             return;
         };
         let frames = [
-            self.topic.clone(),
+            batch.topic,
             Bytes::copy_from_slice(&batch.sequence.to_be_bytes()),
             batch.payload,
         ];
@@ -249,12 +257,7 @@ impl Sender {
     }
 }
 
-async fn serve_replays(
-    socket: RouterSocket,
-    topic: Bytes,
-    log: Arc<Mutex<Log>>,
-    stop: CancellationToken,
-) {
+async fn serve_replays(socket: RouterSocket, log: Arc<Mutex<Log>>, stop: CancellationToken) {
     let (mut replies, mut requests) = socket.split();
     loop {
         let request = tokio::select! {
@@ -277,7 +280,7 @@ async fn serve_replays(
             continue;
         };
         let batches = lock(&log).kept_from(u64::from_be_bytes(first));
-        let replay = send_replay(&mut replies, identity, &topic, batches);
+        let replay = send_replay(&mut replies, identity, batches);
         match timeout(REPLAY_DEADLINE, replay).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => debug!(%error, "replay not sent"),
@@ -289,7 +292,6 @@ async fn serve_replays(
 async fn send_replay(
     replies: &mut RouterSendHalf,
     identity: &Bytes,
-    topic: &Bytes,
     batches: Vec<Batch>,
 ) -> Result<(), zeromq::ZmqError> {
     for batch in batches {
@@ -297,7 +299,7 @@ async fn send_replay(
         let frames = [
             identity.clone(),
             Bytes::new(),
-            topic.clone(),
+            batch.topic,
             number,
             batch.payload,
         ];
@@ -401,6 +403,19 @@ mod tests {
         assert!(log.append(Bytes::from_static(b"first")).is_empty());
         assert_eq!(log.append(Bytes::new()).len(), 1);
         assert_eq!(log.kept_from(0)[0].payload, "first");
+    }
+
+    #[test]
+    fn a_wrong_topic_stands_on_the_batches_that_follow() {
+        let mut log = Log {
+            topic: Bytes::from_static(b"kv@mine"),
+            ..Log::default()
+        };
+        log.append(Bytes::new());
+        log.faults.topic = Some("kv@other".to_owned());
+        log.append(Bytes::new());
+        let topics: Vec<&[u8]> = log.kept.iter().map(|batch| &batch.topic[..]).collect();
+        assert_eq!(topics, [b"kv@mine" as &[u8], b"kv@other"]);
     }
 
     #[test]

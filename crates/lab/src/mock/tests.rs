@@ -347,6 +347,53 @@ async fn a_slow_start_answers_503_until_it_is_cleared() {
 }
 
 #[tokio::test]
+async fn a_slow_start_ends_by_itself() {
+    let fleet = fleet(|_| {}).await;
+    let worker = &fleet.workers()[0];
+    let slow = json!({ "http": { "slow_start_ms": 500 } });
+    post(worker, "/fault", "", slow).await;
+    assert_eq!(get(worker, "/health").await.status(), 503);
+    let ready = async { while get(worker, "/health").await.status() != 200 {} };
+    timeout(DEADLINE, ready).await.unwrap();
+}
+
+#[tokio::test]
+async fn stalled_metrics_hold_up_nothing_else() {
+    let fleet = fleet(|_| {}).await;
+    let worker = &fleet.workers()[0];
+    let stall = json!({ "http": { "metrics_delay_ms": 600_000 } });
+    post(worker, "/fault", "", stall).await;
+    let scrape = timeout(Duration::from_millis(200), get(worker, "/metrics"));
+    assert!(scrape.await.is_err());
+    assert_eq!(get(worker, "/health").await.status(), 200);
+}
+
+#[tokio::test]
+async fn a_wrong_topic_is_on_the_wire_until_it_is_cleared() {
+    let fleet = fleet(|_| {}).await;
+    let worker = &fleet.workers()[0];
+    let (mut socket, _) = subscriber(worker).await;
+    for (fault, words, expected) in [
+        (
+            json!({ "events": { "topic": "kv@other" } }),
+            WORDS,
+            "kv@other",
+        ),
+        (json!({ "clear": true }), "q w e r t z u i o p", "kv-events"),
+    ] {
+        assert_eq!(post(worker, "/fault", "", fault).await.status(), 200);
+        text(post(worker, "/v1/chat/completions", "", chat(words, false)).await).await;
+        loop {
+            let frames = timeout(DEADLINE, socket.recv()).await.unwrap().unwrap();
+            assert_eq!(frames.get(0).unwrap(), expected);
+            if Some(number(&frames)) == worker.last_sequence(0) {
+                break;
+            }
+        }
+    }
+}
+
+#[tokio::test]
 async fn an_unknown_fault_is_refused_by_name() {
     let fleet = fleet(|_| {}).await;
     let refused = post(&fleet.workers()[0], "/fault", "", json!({ "evnts": {} })).await;

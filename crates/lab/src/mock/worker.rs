@@ -293,7 +293,7 @@ impl Core {
             }
         }
         for rank in &self.ranks {
-            rank.publisher.add_faults(request.events, request.clear);
+            rank.publisher.add_faults(&request.events, request.clear);
             if request.restart {
                 rank.restart().await;
             }
