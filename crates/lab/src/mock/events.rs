@@ -55,11 +55,25 @@ pub enum HashForm {
     Bytes,
 }
 
+/// Whether events say which group of the cache they are about.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum CacheGroups {
+    #[default]
+    Untold,
+    /// Group 0, of full attention: the only one of a model without windows or state.
+    FullAttention,
+}
+
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Form {
     pub(super) events: EventForm,
     pub(super) hashes: HashForm,
+    pub(super) groups: CacheGroups,
 }
+
+const GROUP: u64 = 0;
+const GROUP_KIND: &str = "full_attention";
 
 /// A batch's payload, stamped with the present time.
 pub(super) fn batch(events: &[Event], dp_rank: u32, form: Form) -> Bytes {
@@ -104,21 +118,29 @@ struct Payload {
 impl Payload {
     fn event(&mut self, event: &Event) {
         let maps = self.form.events != EventForm::Arrays;
+        let grouped = self.grouped();
         match (event, maps) {
             (Event::Stored(run), false) => self.stored_array(run),
             (Event::Stored(run), true) => self.stored_map(run),
             (Event::Removed(hashes), false) => {
-                self.array(3);
+                self.array(3 + usize::from(grouped));
                 self.text("BlockRemoved");
                 self.hashes(hashes);
                 self.text("GPU");
+                if grouped {
+                    self.number(GROUP);
+                }
             }
             (Event::Removed(hashes), true) => {
-                self.map(3);
+                self.map(3 + u32::from(grouped));
                 self.field("type", "BlockRemoved");
                 self.text("block_hashes");
                 self.hashes(hashes);
                 self.field("medium", "GPU");
+                if grouped {
+                    self.text("group_idx");
+                    self.number(GROUP);
+                }
             }
             (Event::Cleared, false) => {
                 self.array(1);
@@ -132,7 +154,12 @@ impl Payload {
     }
 
     fn stored_array(&mut self, run: &StoredRun) {
-        self.array(if run.has_keys() { 9 } else { 8 });
+        let grouped = self.grouped();
+        self.array(match (grouped, run.has_keys()) {
+            (true, _) => 11,
+            (false, true) => 9,
+            (false, false) => 8,
+        });
         self.text("BlockStored");
         self.hashes(&run.hashes);
         self.optional_hash(run.parent);
@@ -146,11 +173,19 @@ impl Payload {
         }
         if run.has_keys() {
             self.extra_keys(run);
+        } else if grouped {
+            self.nil(); // extra_keys
+        }
+        if grouped {
+            self.number(GROUP);
+            self.text(GROUP_KIND);
         }
     }
 
     fn stored_map(&mut self, run: &StoredRun) {
-        self.map(6 + u32::from(run.adapter.is_some()) + u32::from(run.has_keys()));
+        let grouped = self.grouped();
+        let more = [run.adapter.is_some(), run.has_keys(), grouped, grouped];
+        self.map(6 + more.map(u32::from).iter().sum::<u32>());
         self.field("type", "BlockStored");
         self.text("block_hashes");
         self.hashes(&run.hashes);
@@ -168,6 +203,15 @@ impl Payload {
             self.text("extra_keys");
             self.extra_keys(run);
         }
+        if grouped {
+            self.text("group_idx");
+            self.number(GROUP);
+            self.field("kv_cache_spec_kind", GROUP_KIND);
+        }
+    }
+
+    fn grouped(&self) -> bool {
+        self.form.groups == CacheGroups::FullAttention
     }
 
     /// An adapter stands in every block, a salt in the first one; a block without either has no keys.
@@ -309,7 +353,7 @@ mod tests {
     fn a_map_batch_names_every_field() {
         let form = Form {
             events: EventForm::MapBatch,
-            hashes: HashForm::Int,
+            ..Form::default()
         };
         let expected: &[&[u8]] = &[
             b"\x83\xa2ts",
@@ -342,10 +386,61 @@ mod tests {
     }
 
     #[test]
+    fn a_group_follows_the_keys_of_a_stored_array() {
+        let form = Form {
+            groups: CacheGroups::FullAttention,
+            ..Form::default()
+        };
+        let written = batch_at(1.5, &[Event::Stored(run())], 2, form);
+        let start = [&[0x93], TIME, &[0x91, 0x9b], b"\xabBlockStored"].concat();
+        assert!(written.starts_with(&start));
+        // No adapter, no keys, group 0.
+        assert!(written.ends_with(b"\xa3GPU\xc0\xc0\x00\xaefull_attention\x02"));
+    }
+
+    #[test]
+    fn a_removed_array_ends_with_its_group() {
+        let form = Form {
+            groups: CacheGroups::FullAttention,
+            ..Form::default()
+        };
+        let expected: &[&[u8]] = &[
+            &[0x93],
+            TIME,
+            &[0x91, 0x94],
+            b"\xacBlockRemoved",
+            &[0x91, 0x09],
+            GPU,
+            &[0x00, 0x02],
+        ];
+        check(&[Event::Removed(vec![9])], form, expected);
+    }
+
+    #[test]
+    fn a_group_is_named_in_maps() {
+        let form = Form {
+            events: EventForm::Maps,
+            groups: CacheGroups::FullAttention,
+            ..Form::default()
+        };
+        let tails: [(Event, &[u8]); 2] = [
+            (
+                Event::Stored(run()),
+                b"\xa9group_idx\x00\xb2kv_cache_spec_kind\xaefull_attention\x02",
+            ),
+            (Event::Removed(vec![9]), b"\xa9group_idx\x00\x02"),
+        ];
+        for (event, tail) in tails {
+            let written = batch_at(1.5, &[event], 2, form);
+            assert!(written.ends_with(tail), "{written:?}");
+        }
+    }
+
+    #[test]
     fn a_byte_hash_ends_with_the_integer_form() {
         let form = Form {
-            events: EventForm::Arrays,
             hashes: HashForm::Bytes,
+            ..Form::default()
         };
         let written = batch_at(1.5, &[Event::Removed(vec![0x0102])], 2, form);
         let tail: &[u8] = &[0, 0, 0, 0, 0, 0, 1, 2, 0xa3, b'G', b'P', b'U', 2];

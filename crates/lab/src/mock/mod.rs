@@ -22,7 +22,7 @@ use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
 pub use engine::EngineConfig;
-pub use events::{EventForm, HashForm};
+pub use events::{CacheGroups, EventForm, HashForm};
 pub use fault::{EventFaults, FAULT_HEADER, FaultRequest, HttpFaults};
 pub use metrics::MetricsDialect;
 pub use prompt::{PromptError, PromptTokens};
@@ -54,6 +54,7 @@ pub struct FleetConfig {
     pub answer_tokens: (usize, usize),
     pub event_form: EventForm,
     pub hash_form: HashForm,
+    pub cache_groups: CacheGroups,
     pub metrics_dialect: MetricsDialect,
     /// All simulated time is multiplied by this; 0 answers at once.
     pub time_scale: f64,
@@ -77,6 +78,7 @@ impl Default for FleetConfig {
             answer_tokens: (16, 48),
             event_form: EventForm::default(),
             hash_form: HashForm::default(),
+            cache_groups: CacheGroups::default(),
             metrics_dialect: MetricsDialect::default(),
             time_scale: 1.0,
             seed: 1,

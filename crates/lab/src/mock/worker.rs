@@ -218,6 +218,7 @@ async fn start_rank(
     let form = Form {
         events: config.event_form,
         hashes: config.hash_form,
+        groups: config.cache_groups,
     };
     let publisher = Publisher::start(&ports, dp_rank, form, stop.clone())
         .await
