@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 
 use super::events::{Event, StoredRun};
+use super::host_tier::HostTier;
 
 /// Index of a physical block.
 pub(super) type BlockId = u32;
@@ -29,6 +30,8 @@ pub(super) struct BlockCache {
     idle_head: BlockId,
     idle_tail: BlockId,
     idle: usize,
+    host: HostTier,
+    block_size: u32,
     events: Vec<Event>,
 }
 
@@ -42,8 +45,17 @@ impl BlockCache {
             idle_head: NONE,
             idle_tail: NONE,
             idle: 0,
+            host: HostTier::default(),
+            block_size: 0,
             events: Vec::new(),
         }
+    }
+
+    /// Puts evicted blocks of `block_size` tokens into a second tier of `capacity` blocks.
+    pub(super) fn with_host_tier(mut self, capacity: usize, block_size: u32) -> Self {
+        self.host = HostTier::new(capacity);
+        self.block_size = block_size;
+        self
     }
 
     /// Blocks that can be handed out: never used ones and idle ones.
@@ -68,6 +80,16 @@ impl BlockCache {
     pub(super) fn prefix(&self, hashes: &[u64]) -> Vec<BlockId> {
         let holder = |hash| self.holders.get(hash).and_then(|ids| ids.first().copied());
         hashes.iter().map_while(holder).collect()
+    }
+
+    /// How many of `hashes`, from the first on, can be copied from the second tier.
+    pub(super) fn host_prefix(&self, hashes: &[u64]) -> usize {
+        self.host.prefix(hashes)
+    }
+
+    /// Notes that blocks are copied from the second tier, where they stay.
+    pub(super) fn load_from_host(&mut self, hashes: &[u64]) {
+        self.host.load(hashes);
     }
 
     /// How many of `ids` are idle, that is, would leave the idle list if used.
@@ -134,6 +156,7 @@ impl BlockCache {
     pub(super) fn forget(&mut self) {
         self.blocks.clear();
         self.holders.clear();
+        self.host.clear();
         self.events.clear();
         self.idle = 0;
         self.idle_head = NONE;
@@ -180,6 +203,15 @@ impl BlockCache {
             }
         }
         self.events.push(Event::Removed(vec![hash]));
+        let offload = self.host.offload(hash);
+        let removed = offload.removed.map(|oldest| vec![oldest]);
+        self.events.extend(removed.map(Event::HostRemoved));
+        if offload.stored {
+            self.events.push(Event::HostStored {
+                hashes: vec![hash],
+                block_size: self.block_size,
+            });
+        }
     }
 
     fn link_newest(&mut self, id: BlockId) {

@@ -14,6 +14,8 @@ pub struct EngineConfig {
     pub block_size: u32,
     /// Blocks of KV cache.
     pub total_blocks: usize,
+    /// Blocks of the host's memory, where evicted ones go and are found again; 0: none. Copying takes no time.
+    pub host_blocks: usize,
     /// Sequences that run at a time.
     pub max_num_seqs: usize,
     /// Tokens computed in one step.
@@ -37,6 +39,7 @@ impl Default for EngineConfig {
         Self {
             block_size: 16,
             total_blocks: 65_536,
+            host_blocks: 0,
             max_num_seqs: 256,
             max_num_batched_tokens: 8_192,
             max_waiting: 2_048,
@@ -154,7 +157,8 @@ pub(super) struct Engine {
 
 impl Engine {
     pub(super) fn new(config: EngineConfig) -> Self {
-        let cache = BlockCache::new(config.total_blocks);
+        let cache = BlockCache::new(config.total_blocks)
+            .with_host_tier(config.host_blocks, config.block_size);
         Self {
             config,
             cache,
@@ -321,7 +325,10 @@ impl Engine {
             // The last token is computed always: its logits are what the answer starts from.
             let reusable = (sequence.tokens.len() - 1) / block_size;
             let hits = self.cache.prefix(&sequence.hashes[..reusable]);
-            let cached_tokens = hits.len() * block_size;
+            let copied = self
+                .cache
+                .host_prefix(&sequence.hashes[hits.len()..reusable]);
+            let cached_tokens = (hits.len() + copied) * block_size;
             let scheduled = (sequence.tokens.len() - cached_tokens).min(*budget);
             let missing = (cached_tokens + scheduled).div_ceil(block_size) - hits.len();
             if missing + self.cache.idle_among(&hits) > self.cache.available() {
@@ -331,6 +338,8 @@ impl Engine {
                 return;
             };
             self.cache.share(&hits);
+            let copied = hits.len()..hits.len() + copied;
+            self.cache.load_from_host(&sequence.hashes[copied]);
             sequence.stored = hits.len();
             sequence.blocks = hits;
             self.cache.allocate(missing, &mut sequence.blocks);

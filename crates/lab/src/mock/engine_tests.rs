@@ -13,6 +13,7 @@ fn engine(total_blocks: usize) -> Engine {
     Engine::new(EngineConfig {
         block_size: 4,
         total_blocks,
+        host_blocks: 0,
         max_num_seqs: 4,
         max_num_batched_tokens: 32,
         max_waiting: 8,
@@ -49,6 +50,7 @@ impl Mirror {
                 }
                 Event::Removed(hashes) => hashes.iter().for_each(|hash| self.remove(*hash)),
                 Event::Cleared => self.0.clear(),
+                Event::HostStored { .. } | Event::HostRemoved(_) => {}
             }
         }
     }
@@ -297,4 +299,20 @@ fn blocks_of_one_adapter_are_none_of_another() {
     };
     let cached = [None, Some("a"), Some("b"), Some("a"), None].map(&mut cached_by);
     assert_eq!(cached, [0, 0, 0, 8, 8]);
+}
+
+#[test]
+fn an_evicted_block_is_found_in_the_hosts_memory() {
+    let mut config = engine(4).config;
+    config.host_blocks = 8;
+    let (mut engine, mut mirror) = (Engine::new(config), Mirror::default());
+    let first: Vec<u32> = (0..9).collect();
+    let second: Vec<u32> = (100..115).collect();
+    assert_eq!(cached(&mut engine, &mut mirror, &first, &[9]), 0);
+    assert_eq!(cached(&mut engine, &mut mirror, &second, &[9]), 0);
+    // The second prompt took all four blocks.
+    assert_eq!(mirror.predict(&first), 0);
+    assert_eq!(cached(&mut engine, &mut mirror, &first, &[9]), 8);
+    // Copied, so it is told as stored again.
+    assert_eq!(mirror.predict(&first), 8);
 }

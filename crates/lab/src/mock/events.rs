@@ -29,6 +29,12 @@ pub(super) enum Event {
     Stored(StoredRun),
     Removed(Vec<u64>),
     Cleared,
+    /// Blocks that came to the host's memory: their hashes and size, without their tokens.
+    HostStored {
+        hashes: Vec<u64>,
+        block_size: u32,
+    },
+    HostRemoved(Vec<u64>),
 }
 
 /// How a batch of events is written.
@@ -72,6 +78,8 @@ pub(super) struct Form {
     pub(super) groups: CacheGroups,
 }
 
+const GPU: &str = "GPU";
+const CPU: &str = "CPU";
 const GROUP: u64 = 0;
 const GROUP_KIND: &str = "full_attention";
 
@@ -118,28 +126,24 @@ struct Payload {
 impl Payload {
     fn event(&mut self, event: &Event) {
         let maps = self.form.events != EventForm::Arrays;
-        let grouped = self.grouped();
         match (event, maps) {
-            (Event::Stored(run), false) => self.stored_array(run),
-            (Event::Stored(run), true) => self.stored_map(run),
-            (Event::Removed(hashes), false) => {
-                self.array(3 + usize::from(grouped));
-                self.text("BlockRemoved");
-                self.hashes(hashes);
-                self.text("GPU");
-                if grouped {
-                    self.number(GROUP);
-                }
-            }
-            (Event::Removed(hashes), true) => {
-                self.map(3 + u32::from(grouped));
-                self.field("type", "BlockRemoved");
-                self.text("block_hashes");
-                self.hashes(hashes);
-                self.field("medium", "GPU");
-                if grouped {
-                    self.text("group_idx");
-                    self.number(GROUP);
+            (Event::Stored(run), false) => self.stored_array(run, GPU),
+            (Event::Stored(run), true) => self.stored_map(run, GPU),
+            (Event::Removed(hashes), _) => self.removed(hashes, GPU),
+            (Event::HostRemoved(hashes), _) => self.removed(hashes, CPU),
+            (Event::HostStored { hashes, block_size }, _) => {
+                let run = StoredRun {
+                    hashes: hashes.clone(),
+                    parent: None,
+                    tokens: Vec::new(),
+                    block_size: *block_size,
+                    salt: None,
+                    adapter: None,
+                };
+                if maps {
+                    self.stored_map(&run, CPU);
+                } else {
+                    self.stored_array(&run, CPU);
                 }
             }
             (Event::Cleared, false) => {
@@ -153,7 +157,29 @@ impl Payload {
         }
     }
 
-    fn stored_array(&mut self, run: &StoredRun) {
+    fn removed(&mut self, hashes: &[u64], medium: &str) {
+        let grouped = self.grouped();
+        if self.form.events == EventForm::Arrays {
+            self.array(3 + usize::from(grouped));
+            self.text("BlockRemoved");
+            self.hashes(hashes);
+            self.text(medium);
+        } else {
+            self.map(3 + u32::from(grouped));
+            self.field("type", "BlockRemoved");
+            self.text("block_hashes");
+            self.hashes(hashes);
+            self.field("medium", medium);
+            if grouped {
+                self.text("group_idx");
+            }
+        }
+        if grouped {
+            self.number(GROUP);
+        }
+    }
+
+    fn stored_array(&mut self, run: &StoredRun, medium: &str) {
         let grouped = self.grouped();
         self.array(match (grouped, run.has_keys()) {
             (true, _) => 11,
@@ -166,7 +192,7 @@ impl Payload {
         self.tokens(&run.tokens);
         self.number(u64::from(run.block_size));
         self.nil(); // lora_id
-        self.text("GPU");
+        self.text(medium);
         match &run.adapter {
             Some(adapter) => self.text(adapter),
             None => self.nil(),
@@ -182,7 +208,7 @@ impl Payload {
         }
     }
 
-    fn stored_map(&mut self, run: &StoredRun) {
+    fn stored_map(&mut self, run: &StoredRun, medium: &str) {
         let grouped = self.grouped();
         let more = [run.adapter.is_some(), run.has_keys(), grouped, grouped];
         self.map(6 + more.map(u32::from).iter().sum::<u32>());
@@ -195,7 +221,7 @@ impl Payload {
         self.tokens(&run.tokens);
         self.text("block_size");
         self.number(u64::from(run.block_size));
-        self.field("medium", "GPU");
+        self.field("medium", medium);
         if let Some(adapter) = &run.adapter {
             self.field("lora_name", adapter);
         }
@@ -312,7 +338,7 @@ mod tests {
     }
 
     const TIME: &[u8] = &[0xcb, 0x3f, 0xf8, 0, 0, 0, 0, 0, 0];
-    const GPU: &[u8] = b"\xa3GPU";
+    const ON_GPU: &[u8] = b"\xa3GPU";
 
     #[test]
     fn an_array_batch_has_the_bytes_of_an_engine() {
@@ -323,7 +349,7 @@ mod tests {
             b"\xabBlockStored",
             &[0x92, 0x01, 0xcf, 255, 255, 255, 255, 255, 255, 255, 255],
             &[0xc0, 0x92, 0x07, 0xcd, 0x01, 0x2c, 0x01, 0xc0],
-            GPU,
+            ON_GPU,
             &[0xc0, 0x02],
         ];
         check(&[Event::Stored(run())], Form::default(), stored);
@@ -337,7 +363,7 @@ mod tests {
             &[0x92, 0x93],
             b"\xacBlockRemoved",
             &[0x91, 0x09],
-            GPU,
+            ON_GPU,
             &[0x91],
             b"\xb0AllBlocksCleared",
             &[0x02],
@@ -410,7 +436,7 @@ mod tests {
             &[0x91, 0x94],
             b"\xacBlockRemoved",
             &[0x91, 0x09],
-            GPU,
+            ON_GPU,
             &[0x00, 0x02],
         ];
         check(&[Event::Removed(vec![9])], form, expected);
@@ -434,6 +460,29 @@ mod tests {
             let written = batch_at(1.5, &[event], 2, form);
             assert!(written.ends_with(tail), "{written:?}");
         }
+    }
+
+    #[test]
+    fn a_block_in_the_hosts_memory_is_told_without_tokens() {
+        let stored = Event::HostStored {
+            hashes: vec![9],
+            block_size: 4,
+        };
+        let expected: &[&[u8]] = &[
+            &[0x93],
+            TIME,
+            &[0x92, 0x98],
+            b"\xabBlockStored",
+            &[0x91, 0x09, 0xc0, 0x90, 0x04, 0xc0],
+            b"\xa3CPU\xc0",
+            &[0x93],
+            b"\xacBlockRemoved",
+            &[0x91, 0x09],
+            b"\xa3CPU",
+            &[0x02],
+        ];
+        let events = [stored, Event::HostRemoved(vec![9])];
+        check(&events, Form::default(), expected);
     }
 
     #[test]

@@ -6,6 +6,7 @@ mod blocks;
 mod engine;
 mod events;
 mod fault;
+mod host_tier;
 mod http;
 mod latency;
 mod metrics;
