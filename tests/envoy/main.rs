@@ -219,22 +219,14 @@ async fn a_client_that_leaves_in_mid_stream_frees_the_load() {
 
 #[tokio::test]
 async fn a_worker_that_is_down_is_a_503_and_leaves_no_load() {
-    let mut world = World::start(DataPlane::OriginalDst, FailureMode::Closed).await;
-    world.workers.clear();
-    let reply = world.post(Version::Http1, whole(chat("down"))).await;
-    assert_eq!(reply.status, 503);
-    reply.text().await;
-    world.picker.until_idle().await;
-}
-
-#[tokio::test]
-async fn with_override_host_a_worker_that_is_down_is_a_503_and_leaves_no_load() {
-    let mut world = World::start(DataPlane::OverrideHost, FailureMode::Closed).await;
-    world.workers.clear();
-    let reply = world.post(Version::Http1, whole(chat("down"))).await;
-    assert_eq!(reply.status, 503);
-    reply.text().await;
-    world.picker.until_idle().await;
+    for plane in PLANES {
+        let mut world = World::start(plane, FailureMode::Closed).await;
+        world.workers.clear();
+        let reply = world.post(Version::Http1, whole(chat("down"))).await;
+        assert_eq!(reply.status, 503, "{plane:?}");
+        reply.text().await;
+        world.picker.until_idle().await;
+    }
 }
 
 #[tokio::test]
