@@ -15,7 +15,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use pointsman_core::{Prompt, SelectionRequest};
+use pointsman_core::{Prompt, Selection, SelectionRequest};
 use pointsman_service::SelectionService;
 use tracing::{debug, error};
 
@@ -31,6 +31,8 @@ use crate::{
 
 /// Response header that carries the prediction where `Config::debug_headers` is on.
 const PREDICTED_HEADER: &str = "x-pointsman-predicted-cached-tokens";
+/// Tells an engine with several data-parallel ranks which of them holds the cache and the load.
+const RANK_HEADER: &str = "x-data-parallel-rank";
 /// What a token takes of a prompt's bytes, where all that is known is its size.
 const BYTES_PER_TOKEN: usize = 4;
 
@@ -88,6 +90,7 @@ impl EndpointPicker {
         self.metrics.picked(&partition.model_name);
         let predicted = reserved.selected.selection.predicted_cached_tokens;
         debug!(%endpoint, predicted, "picked");
+        let request_headers = rank_header(&reserved.selected.selection);
         let charge = Charge::new(
             reserved,
             endpoint,
@@ -96,6 +99,7 @@ impl EndpointPicker {
         );
         Ok(Picked {
             endpoint: endpoint.to_string(),
+            request_headers,
             response_headers: self.response_headers(predicted),
             held: Some(charge),
         })
@@ -112,6 +116,7 @@ impl EndpointPicker {
             .ok_or(PickError::NoReadyEndpoint)?;
         Ok(Picked {
             endpoint: endpoint.to_string(),
+            request_headers: Vec::new(),
             response_headers: Vec::new(),
             held: None,
         })
@@ -205,6 +210,14 @@ fn told(error: &PickError, head: &Head) -> Refusal {
         debug!(request_id, code = refusal.code, cause, "request refused");
     }
     refusal
+}
+
+/// Nothing where the worker has one rank alone: there is nothing to choose.
+fn rank_header(selection: &Selection) -> Vec<(&'static str, String)> {
+    if selection.rank_overlaps.len() < 2 {
+        return Vec::new();
+    }
+    vec![(RANK_HEADER, selection.worker.dp_rank.to_string())]
 }
 
 /// `http://ip:port` as the address that Envoy dials.

@@ -295,8 +295,11 @@ impl<P: Pick> Exchange<P> {
             Phase::Picking(picking) => {
                 // The pick's own handle on the body goes first, so that it is sent without a copy.
                 drop(picking.pick);
-                self.outbox
-                    .put(message::routed(picked.endpoint, picking.minted_id));
+                self.outbox.put(message::routed(
+                    picked.endpoint,
+                    picking.minted_id,
+                    picked.request_headers,
+                ));
                 match picking.ending {
                     Ending::Headers => {}
                     Ending::Flag => self.outbox.put_request_body(picking.body, true),

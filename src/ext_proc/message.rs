@@ -108,11 +108,16 @@ pub(super) fn read(message: ProcessingRequest) -> Incoming {
 }
 
 /// The answer that routes: destination by header and by identical metadata, the rest untouched.
-pub(super) fn routed(endpoint: String, minted_id: Option<String>) -> ProcessingResponse {
+pub(super) fn routed(
+    endpoint: String,
+    minted_id: Option<String>,
+    added: Vec<(&'static str, String)>,
+) -> ProcessingResponse {
     let metadata = in_struct(LB_NAMESPACE, in_struct(DESTINATION, text(endpoint.clone())));
-    let mut set_headers = Vec::with_capacity(2);
+    let mut set_headers = Vec::with_capacity(2 + added.len());
     set_headers.push(set(DESTINATION, endpoint));
     set_headers.extend(minted_id.map(|id| set(REQUEST_ID, id)));
+    set_headers.extend(added.into_iter().map(|(name, value)| set(name, value)));
     let common = CommonResponse {
         header_mutation: Some(HeaderMutation {
             set_headers,

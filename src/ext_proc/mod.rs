@@ -57,6 +57,8 @@ pub trait Held: Send + 'static {
 pub struct Picked<H> {
     /// `ip:port`, IPv6 in brackets.
     pub endpoint: String,
+    /// Headers to set on the request, in lower case; a client's own are overwritten.
+    pub request_headers: Vec<(&'static str, String)>,
     /// Headers to add to the response, in lower case.
     pub response_headers: Vec<(&'static str, String)>,
     pub held: Option<H>,

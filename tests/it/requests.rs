@@ -47,6 +47,35 @@ async fn headers_are_set_by_raw_value_and_overwrite() {
 }
 
 #[tokio::test]
+async fn an_engine_of_several_ranks_is_told_the_one_that_is_charged() {
+    let mut ranked = worker(1, FIRST);
+    ranked.data_parallel_size = Some(2);
+    let house = Plan {
+        workers: vec![ranked],
+        ..Plan::plain()
+    }
+    .open()
+    .await;
+    let mut exchange = house.exchange().await;
+    let forged = ("x-data-parallel-rank", "7");
+    let fields = [(":method", "POST"), (":path", CHAT), forged];
+    exchange.request(&fields, false).await;
+    exchange.request_body(HELLO.as_bytes(), true).await;
+    let routed = exchange.upstream().await.routed;
+    let told = routed.header("x-data-parallel-rank").unwrap();
+    let loads = house.service.loads();
+    let charged = loads[0].loads.iter().find(|load| load.active_requests == 1);
+    assert_eq!(told, charged.unwrap().worker.dp_rank.to_string());
+}
+
+#[tokio::test]
+async fn an_engine_of_one_rank_is_told_none() {
+    let house = House::open().await;
+    let routed = house.exchange().await.chat().await.routed;
+    assert_eq!(routed.header("x-data-parallel-rank"), None);
+}
+
+#[tokio::test]
 async fn a_destination_from_the_client_is_overwritten() {
     let house = House::open().await;
     let mut exchange = house.exchange().await;

@@ -27,6 +27,7 @@ impl Pick for Fixed {
     async fn pick(&self, _: Head, _: Bytes, _: SubsetHint) -> Result<Picked<Nothing>, Refusal> {
         Ok(Picked {
             endpoint: ENDPOINT.to_owned(),
+            request_headers: Vec::new(),
             response_headers: Vec::new(),
             held: Some(Nothing),
         })

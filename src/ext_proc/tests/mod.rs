@@ -109,6 +109,7 @@ impl Pick for Fake {
         self.held.fetch_add(1, Ordering::SeqCst);
         Ok(Picked {
             endpoint: ENDPOINT.to_owned(),
+            request_headers: Vec::new(),
             response_headers: Vec::new(),
             held: Some(FakeHeld { fake: self.clone() }),
         })
