@@ -47,25 +47,7 @@ impl Engine {
             .to_string();
         let mut router = RouterSocket::new();
         let replay_at = router.bind("tcp://127.0.0.1:0").await.unwrap().to_string();
-        let buffer = Buffer::default();
-        let questions = Questions::default();
-        let serving = tokio::spawn(serve_replays(
-            router,
-            answer,
-            Arc::clone(&buffer),
-            Arc::clone(&questions),
-        ));
-        let router = serving.abort_handle();
-        Self {
-            publisher,
-            publisher_at,
-            replay_at,
-            answer,
-            router,
-            buffer,
-            questions,
-            next: 0,
-        }
+        Self::serving((publisher, publisher_at), (router, replay_at), answer)
     }
 
     /// Waits until somebody subscribes to everything.
@@ -116,6 +98,15 @@ impl Engine {
         bind_again(&mut publisher, &publisher_at).await;
         let mut router = RouterSocket::new();
         bind_again(&mut router, &replay_at).await;
+        Self::serving((publisher, publisher_at), (router, replay_at), answer)
+    }
+
+    /// An engine with an empty buffer, behind sockets that are bound already.
+    fn serving(
+        (publisher, publisher_at): (XPubSocket, String),
+        (router, replay_at): (RouterSocket, String),
+        answer: Answer,
+    ) -> Self {
         let buffer = Buffer::default();
         let questions = Questions::default();
         let serving = tokio::spawn(serve_replays(
