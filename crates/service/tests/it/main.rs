@@ -5,5 +5,7 @@
 mod catalog;
 mod engine;
 mod events;
+mod recorded;
+mod recording;
 mod rig;
 mod selection;

@@ -1,5 +1,7 @@
 //! Payloads of engines, byte for byte, and payloads of nobody; no socket and no partition.
 
+mod recorded;
+
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
