@@ -1,23 +1,26 @@
 //! Keeps the books of what is charged to each worker rank now; it admits nobody and reads no index.
 //!
-//! Prompt blocks count once per rank, however many requests share them; output blocks and blocks
-//! that may not be shared count per request. A request that decays weighs less on the blocks that
+//! Prompt blocks count once per rank, however many requests share them ([`runs`] says what sharing
+//! is); output blocks and blocks that may not be shared count per request. A request that decays weighs less on the blocks that
 //! are its alone. Sums are wider than anything that can be added to them, so what was charged is
 //! taken off exactly, whatever sizes clients claim; only what is read out is clamped.
 //!
 //! A rank that left keeps its books, unseen, until the last request on it ends: if it returns
 //! meanwhile, its load is still true.
 
+mod runs;
+
 use std::sync::Arc;
 
 use hashbrown::HashMap;
-use hashbrown::hash_map::Entry;
 use pointsman_plugin::WorkerWithDpRank;
 
 use crate::hash::SequenceHash;
 use crate::overlaps::Overlaps;
-use crate::ranks::{RankSet, RankSlot, RankTable};
+use crate::ranks::{RankSlot, RankTable};
 use crate::selection::RankLoad;
+
+use runs::{Others, RunId, Runs};
 
 /// Weights are counted in this fraction of a block, so that sums are exact.
 const BLOCK: u32 = 1 << 16;
@@ -62,8 +65,8 @@ pub(crate) struct LoadBook {
     ranks: RankTable,
     /// By slot.
     books: Vec<RankBook>,
-    /// Which ranks have a block active, for walking a prompt over all of them at once.
-    active: HashMap<SequenceHash, RankSet>,
+    /// The prompt blocks of all charges, and which ranks have them active.
+    prompts: Runs,
     held: Vec<Held>,
     free: Vec<usize>,
     ids: HashMap<Arc<str>, usize>,
@@ -74,21 +77,10 @@ pub(crate) struct LoadBook {
 struct RankBook {
     /// Whether the rank may be charged; false once it left.
     present: bool,
-    blocks: HashMap<SequenceHash, Shared>,
     /// In [`BLOCK`] parts.
     weight: u128,
     prefill_tokens: u128,
     requests: u64,
-}
-
-/// One prompt block active on one rank.
-#[derive(Clone, Copy, Debug)]
-struct Shared {
-    holders: u64,
-    /// All holders' marks combined by exclusive or: with one holder left, its mark.
-    combined: u64,
-    /// Mark of the holder added last, while it holds: tells a hash that repeats within a request.
-    last: u64,
 }
 
 /// One charge. Its place is reused, so whoever names it must know the generation.
@@ -97,8 +89,11 @@ struct Held {
     generation: u64,
     id: Option<Arc<str>>,
     slot: Option<RankSlot>,
-    charge: Charge,
-    /// How many of the charge's prompt blocks are held by no one else on the rank.
+    /// The run its prompt ends with, if it has blocks to share.
+    prompt: Option<RunId>,
+    private_blocks: u64,
+    prefill_tokens: u64,
+    /// How many of its prompt's blocks are held by no one else on the rank.
     alone: u64,
     /// Weight of `alone` and private blocks, in [`BLOCK`] parts.
     weight: u32,
@@ -144,8 +139,7 @@ impl LoadBook {
 
     /// How many leading blocks of a chain each rank has active, by slot.
     pub(crate) fn active_into(&self, hashes: &[SequenceHash], active: &mut Overlaps) {
-        let sets = hashes.iter().map(|hash| self.active.get(hash));
-        active.walk(self.ranks.bound(), sets);
+        self.prompts.active_into(hashes, self.ranks.bound(), active);
     }
 
     /// The load of all present ranks, in order.
@@ -193,11 +187,18 @@ impl LoadBook {
         });
         // At one a nanosecond this lasts for centuries.
         self.generation += 1;
+        let Charge {
+            sequence_hashes,
+            private_blocks,
+            prefill_tokens,
+        } = charge;
         self.held[index] = Held {
             generation: self.generation,
             id: Some(Arc::clone(id)),
             slot: None,
-            charge,
+            prompt: self.prompts.enter(&sequence_hashes),
+            private_blocks,
+            prefill_tokens,
             alone: 0,
             weight: BLOCK,
         };
@@ -216,6 +217,9 @@ impl LoadBook {
         }
         self.detach(key.index);
         let held = std::mem::take(&mut self.held[key.index]);
+        if let Some(prompt) = held.prompt {
+            self.prompts.leave(prompt);
+        }
         if let Some(id) = held.id {
             self.ids.remove(&id);
         }
@@ -225,7 +229,7 @@ impl LoadBook {
     /// The prompt is computed: its tokens are no longer charged.
     pub(crate) fn complete_prefill(&mut self, key: ChargeKey) {
         let Some(held) = self.of(key) else { return };
-        let tokens = std::mem::take(&mut held.charge.prefill_tokens);
+        let tokens = std::mem::take(&mut held.prefill_tokens);
         if let Some(slot) = held.slot {
             let book = &mut self.books[slot.index()];
             book.prefill_tokens = less(book.prefill_tokens, u128::from(tokens));
@@ -236,7 +240,7 @@ impl LoadBook {
     pub(crate) fn add_output_block(&mut self, key: ChargeKey, weight: Option<f64>) {
         let Some(held) = self.of(key) else { return };
         let before = held.own_weight();
-        held.charge.private_blocks = held.charge.private_blocks.saturating_add(1);
+        held.private_blocks = held.private_blocks.saturating_add(1);
         if let Some(weight) = weight.and_then(parts) {
             held.weight = weight;
         }
@@ -273,85 +277,46 @@ impl LoadBook {
     }
 
     fn attach(&mut self, index: usize, slot: RankSlot) {
-        let hashes = Arc::clone(&self.held[index].charge.sequence_hashes);
         let book = &mut self.books[slot.index()];
-        let mark = mark(index);
         let mut alone = 0;
-        let mut distinct: Option<Vec<SequenceHash>> = None;
-        for (at, hash) in hashes.iter().enumerate() {
-            match book.blocks.entry(*hash) {
-                Entry::Vacant(entry) => {
-                    entry.insert(Shared {
-                        holders: 1,
-                        combined: mark,
-                        last: mark,
-                    });
-                    alone += 1;
-                    activate(&mut self.active, *hash, slot);
-                }
-                Entry::Occupied(entry) if entry.get().last == mark => {
-                    distinct.get_or_insert_with(|| hashes[..at].to_vec());
-                    continue;
-                }
-                Entry::Occupied(mut entry) => {
-                    let shared = entry.get_mut();
-                    if shared.holders == 1 {
-                        let owner = &mut self.held[holder(shared.combined)];
-                        owner.alone -= 1;
-                        book.weight += u128::from(BLOCK - owner.weight);
+        if let Some(prompt) = self.held[index].prompt {
+            let held = &mut self.held;
+            self.prompts
+                .hold(prompt, slot, index, |blocks, others| match others {
+                    Others::None => alone += blocks,
+                    Others::One(owner) => {
+                        let owner = &mut held[owner];
+                        owner.alone -= blocks;
+                        book.weight += owner.saved_weight(blocks);
                     }
-                    shared.holders += 1;
-                    shared.combined ^= mark;
-                    shared.last = mark;
-                }
-            }
-            if let Some(distinct) = &mut distinct {
-                distinct.push(*hash);
-            }
+                    Others::Many => {}
+                });
         }
         let held = &mut self.held[index];
-        if let Some(distinct) = distinct {
-            held.charge.sequence_hashes = distinct.into();
-        }
         held.slot = Some(slot);
         held.alone = alone;
         book.weight += held.own_weight();
-        book.prefill_tokens += u128::from(held.charge.prefill_tokens);
+        book.prefill_tokens += u128::from(held.prefill_tokens);
         book.requests += 1;
     }
 
     fn detach(&mut self, index: usize) {
         let held = &mut self.held[index];
         let Some(slot) = held.slot.take() else { return };
-        let hashes = Arc::clone(&held.charge.sequence_hashes);
         let book = &mut self.books[slot.index()];
         book.weight = less(book.weight, held.own_weight());
-        book.prefill_tokens = less(book.prefill_tokens, u128::from(held.charge.prefill_tokens));
+        book.prefill_tokens = less(book.prefill_tokens, u128::from(held.prefill_tokens));
         book.requests -= 1;
         held.alone = 0;
-        let mark = mark(index);
-        for hash in hashes.iter() {
-            let Entry::Occupied(mut entry) = book.blocks.entry(*hash) else {
-                continue;
-            };
-            let shared = entry.get_mut();
-            shared.holders -= 1;
-            shared.combined ^= mark;
-            if shared.last == mark {
-                shared.last = 0;
-            }
-            match shared.holders {
-                0 => {
-                    entry.remove();
-                    deactivate(&mut self.active, *hash, slot);
+        if let Some(prompt) = held.prompt {
+            let held = &mut self.held;
+            self.prompts.release(prompt, slot, index, |blocks, others| {
+                if let Others::One(owner) = others {
+                    let owner = &mut held[owner];
+                    owner.alone += blocks;
+                    book.weight = less(book.weight, owner.saved_weight(blocks));
                 }
-                1 => {
-                    let owner = &mut self.held[holder(shared.combined)];
-                    owner.alone += 1;
-                    book.weight = less(book.weight, u128::from(BLOCK - owner.weight));
-                }
-                _ => {}
-            }
+            });
         }
         if book.is_over()
             && let Some(worker) = self.ranks.worker(slot)
@@ -379,37 +344,13 @@ impl RankBook {
 impl Held {
     /// What the blocks that are this request's alone weigh on its rank.
     fn own_weight(&self) -> u128 {
-        (u128::from(self.alone) + u128::from(self.charge.private_blocks)) * u128::from(self.weight)
+        (u128::from(self.alone) + u128::from(self.private_blocks)) * u128::from(self.weight)
     }
-}
 
-fn activate(active: &mut HashMap<SequenceHash, RankSet>, hash: SequenceHash, slot: RankSlot) {
-    match active.entry(hash) {
-        Entry::Vacant(entry) => {
-            entry.insert(RankSet::one(slot));
-        }
-        Entry::Occupied(mut entry) => {
-            entry.get_mut().insert(slot);
-        }
+    /// What that many blocks weigh less while they are this request's alone.
+    fn saved_weight(&self, blocks: u64) -> u128 {
+        u128::from(blocks) * u128::from(BLOCK - self.weight)
     }
-}
-
-fn deactivate(active: &mut HashMap<SequenceHash, RankSet>, hash: SequenceHash, slot: RankSlot) {
-    if let Entry::Occupied(mut entry) = active.entry(hash) {
-        entry.get_mut().remove(slot);
-        if entry.get().is_empty() {
-            entry.remove();
-        }
-    }
-}
-
-/// The mark of a charge in [`Shared`]; never 0, which marks nobody.
-fn mark(index: usize) -> u64 {
-    u64::try_from(index).map_or(u64::MAX, |index| index + 1)
-}
-
-fn holder(mark: u64) -> usize {
-    usize::try_from(mark - 1).unwrap_or(usize::MAX)
 }
 
 /// Subtracts what was added before. The books balance exactly (`tests` compare them with naive

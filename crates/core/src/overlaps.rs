@@ -105,21 +105,6 @@ impl Overlaps {
         }
     }
 
-    /// Follows `sets`, the owners of one block after the other, until no rank is left.
-    pub(crate) fn walk<'a>(
-        &mut self,
-        bound: usize,
-        sets: impl Iterator<Item = Option<&'a RankSet>>,
-    ) {
-        self.begin(bound);
-        for set in sets {
-            if !self.step(set, 1) {
-                break;
-            }
-        }
-        self.end_walk();
-    }
-
     /// Clears the last walk's counts and prepares for slots below `bound`.
     pub(crate) fn begin(&mut self, bound: usize) {
         let tiers = if self.tiered { TIERS } else { 1 };
@@ -395,7 +380,13 @@ mod tests {
                         (!set.is_empty()).then_some(set)
                     })
                     .collect();
-                overlaps.walk(bound as usize, sets.iter().map(Option::as_ref));
+                overlaps.begin(bound as usize);
+                for set in &sets {
+                    if !overlaps.step(set.as_ref(), 1) {
+                        break;
+                    }
+                }
+                overlaps.end_walk();
                 for slot in (0..bound).map(RankSlot::of) {
                     let expected = sets
                         .iter()

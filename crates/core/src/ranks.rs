@@ -102,15 +102,6 @@ impl Default for RankSet {
 }
 
 impl RankSet {
-    pub(crate) fn one(slot: RankSlot) -> Self {
-        if slot.0 < WORD_BITS {
-            return Self::Word(1 << slot.0);
-        }
-        let mut slots = [0; FEW];
-        slots[0] = slot.0;
-        Self::Few { len: 1, slots }
-    }
-
     pub(crate) fn contains(&self, slot: RankSlot) -> bool {
         match self {
             Self::Word(word) => slot.0 < WORD_BITS && word & (1 << slot.0) != 0,

@@ -44,19 +44,38 @@ fn shared_blocks_count_once() {
     assert_eq!(load(&book, WORKER), (16, 3, 1));
     book.release(second);
     assert_eq!(load(&book, WORKER), (0, 0, 0));
-    assert!(book.active.is_empty());
+    assert_eq!(book.prompts.checked_count(), 0);
 }
 
 #[test]
-fn a_hash_that_repeats_within_a_request_counts_once() {
+fn a_hash_behind_another_prefix_is_another_block() {
     let mut book = book(&[WORKER]);
     let other = reserve(&mut book, WORKER, "a", charge(&[5], 0, 0));
-    let key = reserve(&mut book, WORKER, "b", charge(&[5, 6, 5, 6, 7, 7], 0, 0));
-    assert_eq!(load(&book, WORKER), (0, 3, 2));
+    let key = reserve(&mut book, WORKER, "b", charge(&[6, 5, 6], 0, 0));
+    assert_eq!(load(&book, WORKER), (0, 4, 2));
     book.release(other);
     assert_eq!(load(&book, WORKER), (0, 3, 1));
     book.release(key);
     assert_eq!(load(&book, WORKER), (0, 0, 0));
+}
+
+#[test]
+fn runs_are_cut_and_joined_as_prompts_come_and_go() {
+    let mut book = book(&[WORKER, OTHER]);
+    let runs = |book: &LoadBook| book.prompts.checked_count();
+    let long = reserve(&mut book, WORKER, "long", charge(&[1, 2, 3, 4], 0, 0));
+    assert_eq!(runs(&book), 1);
+    let part = reserve(&mut book, OTHER, "part", charge(&[1, 2], 0, 0));
+    assert_eq!(runs(&book), 2);
+    let fork = reserve(&mut book, WORKER, "fork", charge(&[1, 7], 0, 0));
+    assert_eq!(runs(&book), 4);
+    book.release(fork);
+    assert_eq!(runs(&book), 2);
+    book.release(part);
+    assert_eq!(runs(&book), 1);
+    assert_eq!(load(&book, WORKER), (0, 4, 1));
+    book.release(long);
+    assert_eq!(runs(&book), 0);
 }
 
 #[test]
@@ -177,7 +196,8 @@ fn a_stale_slot_reads_nothing() {
 struct Entry {
     key: ChargeKey,
     worker: WorkerWithDpRank,
-    hashes: BTreeSet<u64>,
+    /// Each block as its hash and all before it.
+    blocks: BTreeSet<Vec<u64>>,
     private_blocks: u64,
     prefill_tokens: u64,
     weight: f64,
@@ -185,11 +205,11 @@ struct Entry {
 
 fn expected(entries: &BTreeMap<String, Entry>, worker: WorkerWithDpRank) -> (u64, u64, u64) {
     let here: Vec<_> = entries.values().filter(|e| e.worker == worker).collect();
-    let hashes: BTreeSet<u64> = here.iter().flat_map(|e| e.hashes.iter().copied()).collect();
-    let shared: f64 = hashes
+    let blocks: BTreeSet<&Vec<u64>> = here.iter().flat_map(|e| e.blocks.iter()).collect();
+    let shared: f64 = blocks
         .iter()
-        .map(|hash| {
-            let holders: Vec<_> = here.iter().filter(|e| e.hashes.contains(hash)).collect();
+        .map(|block| {
+            let holders: Vec<_> = here.iter().filter(|e| e.blocks.contains(*block)).collect();
             if holders.len() == 1 {
                 holders[0].weight
             } else {
@@ -207,9 +227,31 @@ fn expected(entries: &BTreeMap<String, Entry>, worker: WorkerWithDpRank) -> (u64
         clippy::cast_sign_loss,
         reason = "a small sum of weights"
     )]
-    let blocks = (shared + private).round() as u64;
+    let weight = (shared + private).round() as u64;
     let prefill_tokens = here.iter().map(|e| e.prefill_tokens).sum();
-    (prefill_tokens, blocks, here.len() as u64)
+    (prefill_tokens, weight, here.len() as u64)
+}
+
+fn expected_active(
+    entries: &BTreeMap<String, Entry>,
+    worker: WorkerWithDpRank,
+    asked: &[u64],
+) -> u32 {
+    let holds = |end: &u32| {
+        let block = &asked[..usize::try_from(*end).unwrap()];
+        let here = |e: &Entry| e.worker == worker && e.blocks.contains(block);
+        entries.values().any(here)
+    };
+    let most = u32::try_from(asked.len()).unwrap();
+    (1..=most).take_while(holds).last().unwrap_or(0)
+}
+
+/// Few different hashes, so that prompts share prefixes, end within each other and part.
+fn prompt(random: &mut impl Rng) -> Vec<u64> {
+    let blocks = random.random_range(0..12);
+    (0..blocks)
+        .map(|_| u64::from(random.random_bool(0.2)))
+        .collect()
 }
 
 #[test]
@@ -219,23 +261,19 @@ fn the_books_agree_with_naive_ones() {
     let mut present: BTreeSet<WorkerWithDpRank> = workers.iter().copied().collect();
     let mut book = book(&workers);
     let mut entries: BTreeMap<String, Entry> = BTreeMap::new();
+    let mut active = Overlaps::default();
     for step in 0..20_000_u64 {
         let worker = workers[random.random_range(0..workers.len())];
         let ids: Vec<String> = entries.keys().cloned().collect();
         let chosen = (!ids.is_empty()).then(|| ids[random.random_range(0..ids.len())].clone());
         match (random.random_range(0..100), chosen) {
             (95..100, _) => {
-                present = workers
-                    .iter()
-                    .copied()
-                    .filter(|_| random.random_bool(0.8))
-                    .collect();
+                let stays = |_: &WorkerWithDpRank| random.random_bool(0.8);
+                present = workers.iter().copied().filter(stays).collect();
                 book.set_ranks(present.iter().copied());
             }
             (0..30, _) | (_, None) => {
-                let hashes: Vec<u64> = (0..random.random_range(0..6))
-                    .map(|_| random.random_range(0..12))
-                    .collect();
+                let hashes = prompt(&mut random);
                 let (private_blocks, prefill_tokens) =
                     (random.random_range(0..3), random.random_range(0..100));
                 let id = format!("{}", random.random_range(0..40));
@@ -249,11 +287,11 @@ fn the_books_agree_with_naive_ones() {
                     present.contains(&worker) && !entries.contains_key(&id)
                 );
                 if let Ok(key) = outcome {
-                    let hashes = hashes.into_iter().collect();
+                    let prefixes = (1..=hashes.len()).map(|end| hashes[..end].to_vec());
                     let entry = Entry {
                         key,
                         worker,
-                        hashes,
+                        blocks: prefixes.collect(),
                         private_blocks,
                         prefill_tokens,
                         weight: 1.0,
@@ -289,22 +327,34 @@ fn the_books_agree_with_naive_ones() {
         let loads = book.loads();
         assert_eq!(loads.len(), present.len(), "step {step}");
         for load in loads {
-            let books = (
-                load.active_prefill_tokens,
-                load.decode_blocks,
-                load.active_requests,
-            );
-            assert_eq!(books, expected(&entries, load.worker), "step {step}");
+            let RankLoad {
+                active_prefill_tokens,
+                decode_blocks,
+                active_requests,
+                worker,
+            } = load;
+            let books = (active_prefill_tokens, decode_blocks, active_requests);
+            assert_eq!(books, expected(&entries, worker), "step {step}");
         }
         assert_eq!(book.held(), entries.len());
+        book.prompts.checked_count();
+        let asked = prompt(&mut random);
+        let hashes: Vec<_> = asked.iter().copied().map(SequenceHash).collect();
+        book.active_into(&hashes, &mut active);
+        for worker in &workers {
+            let slot = book.ranks.get(*worker);
+            let blocks = slot.map_or(0, |slot| active.blocks(slot));
+            let expected = expected_active(&entries, *worker, &asked);
+            assert_eq!(blocks, expected, "step {step}");
+        }
     }
     for entry in entries.into_values() {
         book.release(entry.key);
     }
-    assert!(book.active.is_empty() && book.ids.is_empty());
+    assert_eq!(book.prompts.checked_count(), 0);
+    assert!(book.ids.is_empty());
     for book in &book.books {
         assert_eq!((book.weight, book.prefill_tokens, book.requests), (0, 0, 0));
-        assert!(book.blocks.is_empty());
     }
 }
 
