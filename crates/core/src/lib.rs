@@ -33,5 +33,6 @@ pub use predictions::PredictionStats;
 pub use ranks::RankSlot;
 pub use reservation::{ChargeHandle, Reservation, ReservationId};
 pub use selection::{
-    Prompt, RankLoad, Reserved, RoutingConstraints, SelectError, Selection, SelectionRequest,
+    CacheForecast, Prompt, RankLoad, Reserved, RoutingConstraints, SelectError, Selection,
+    SelectionRequest,
 };

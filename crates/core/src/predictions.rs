@@ -15,8 +15,8 @@ use crate::hash::{EngineHash, SequenceHash};
 use crate::index::{KvEvent, KvIndex};
 use crate::overlaps::Overlaps;
 
-/// Blocks a rank is taken to have room for where it does not say.
-const DEFAULT_CAPACITY: usize = 100_000;
+/// Blocks a rank is taken to have room for where it does not say, unless a partition is told another.
+pub(crate) const DEFAULT_CAPACITY: usize = 100_000;
 /// Hashes that wait to expire, per block of capacity: chains that come again wait more than once.
 const QUEUED_PER_BLOCK: usize = 4;
 const TICK_MS: u128 = 100;
@@ -39,6 +39,8 @@ pub(crate) struct Predictions {
     /// By slot.
     ranks: Vec<Beliefs>,
     ttl: Duration,
+    /// Of ranks that do not say what they have room for.
+    default_capacity: usize,
     /// When ticks began to count.
     origin: Option<Instant>,
     /// No belief ends before this tick.
@@ -58,11 +60,12 @@ struct Beliefs {
 }
 
 impl Predictions {
-    pub(crate) fn new(ttl: Duration, max_entries: usize) -> Self {
+    pub(crate) fn new(ttl: Duration, max_entries: usize, default_capacity: usize) -> Self {
         Self {
             index: KvIndex::new(max_entries),
             ranks: Vec::new(),
             ttl,
+            default_capacity,
             origin: None,
             due: u64::MAX,
             counts: PredictionStats::default(),
@@ -77,7 +80,7 @@ impl Predictions {
             self.ranks.resize_with(slot.index() + 1, Beliefs::default);
         }
         let capacity = total_kv_blocks.and_then(|blocks| usize::try_from(blocks).ok());
-        self.ranks[slot.index()].capacity = capacity.unwrap_or(DEFAULT_CAPACITY);
+        self.ranks[slot.index()].capacity = capacity.unwrap_or(self.default_capacity);
     }
 
     pub(crate) fn remove_rank(&mut self, worker: WorkerWithDpRank) {
@@ -220,7 +223,7 @@ mod tests {
     }
 
     fn predictions(capacity: u64) -> Predictions {
-        let mut predictions = Predictions::new(Duration::from_secs(2), 1_000);
+        let mut predictions = Predictions::new(Duration::from_secs(2), 1_000, DEFAULT_CAPACITY);
         predictions.add_rank(WORKER, Some(capacity));
         predictions.add_rank(OTHER, None);
         predictions

@@ -110,6 +110,8 @@ pub struct Selection {
     pub rank_tiers: Vec<RankOverlap>,
     /// What the engine is expected to report as cached; never the whole prompt.
     pub predicted_cached_tokens: u64,
+    /// What its report is to be judged by.
+    pub forecast: CacheForecast,
     /// What is left to compute after cache credit.
     pub effective_prefill_tokens: u64,
     /// Active blocks of the picked rank with this request on it.
@@ -121,8 +123,27 @@ pub struct Selection {
     pub sequence_hashes: Arc<[SequenceHash]>,
     /// Blocks of the request that it shares with nobody.
     pub private_blocks: u64,
+    /// What the index was asked by, where what is routed is believed in; else empty.
+    pub looked_up: Arc<[SequenceHash]>,
     pub cost: f64,
     pub record: Option<Box<DecisionRecord>>,
+}
+
+/// How much of a prompt an engine can be held to have cached, and how much it may have. Neither counts a block that
+/// holds the last prompt token: that one is computed whatever is cached.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CacheForecast {
+    /// Leading blocks that the engine itself says are on its device.
+    pub confirmed_blocks: u64,
+    /// The most that it may find: beside those, blocks that were routed there or are active there now, and blocks in
+    /// other tiers and in the shared cache.
+    pub possible_blocks: u64,
+}
+
+impl CacheForecast {
+    pub(crate) fn limit_confirmed(&mut self, blocks: u64) {
+        self.confirmed_blocks = self.confirmed_blocks.min(blocks);
+    }
 }
 
 impl Selection {

@@ -8,6 +8,7 @@ use pointsman_plugin::WorkerWithDpRank;
 use super::Partition;
 use crate::hash::SequenceHash;
 use crate::index::{Applied, DumpedRun, KvEvent, Placement};
+use crate::overlaps::Overlaps;
 use crate::selection::SelectionRequest;
 
 impl Partition {
@@ -101,7 +102,9 @@ impl Partition {
         }
     }
 
-    pub(super) fn predict_chain(
+    /// The same for a prompt that was selected for before, see
+    /// [`Selection::looked_up`](crate::Selection::looked_up).
+    pub fn predict_chain(
         &self,
         worker: WorkerWithDpRank,
         chain: &Arc<[SequenceHash]>,
@@ -112,8 +115,22 @@ impl Partition {
         }
     }
 
-    /// Ends predictions whose time is over; waits for no writer unless there are some.
-    pub(super) fn expire_predictions(&self, now: Instant) {
+    /// Leading blocks of `chain` that the rank's engine itself says it holds on its device.
+    pub(super) fn confirmed_blocks(
+        &self,
+        worker: WorkerWithDpRank,
+        chain: &[SequenceHash],
+        overlaps: &mut Overlaps,
+    ) -> u32 {
+        let indexed = self.read_index();
+        indexed.kv.overlap_into(chain, overlaps);
+        let slot = indexed.kv.slot(worker);
+        slot.map_or(0, |slot| overlaps.blocks(slot))
+    }
+
+    /// Ends predictions whose time is over; waits for no writer unless there are some. Selections do it too; this is
+    /// for the times when there are none.
+    pub fn expire_predictions(&self, now: Instant) {
         let is_due = {
             let indexed = self.read_index();
             let predictions = indexed.predictions.as_ref();

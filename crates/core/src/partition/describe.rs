@@ -17,7 +17,9 @@ use crate::eligibility::{may_serve, preferred_taint_multiplier};
 use crate::hash::{HashSeed, SequenceHash, chain_all, sequence_hashes};
 use crate::load::Load;
 use crate::record::{CandidateRecord, DecisionRecord, Excluded, Ineligible};
-use crate::selection::{Prompt, SelectError, Selection, SelectionRequest, hits_beyond};
+use crate::selection::{
+    CacheForecast, Prompt, SelectError, Selection, SelectionRequest, hits_beyond,
+};
 
 /// A request's prompt as the index and the books see it.
 pub(super) struct Hashed {
@@ -151,11 +153,13 @@ impl Partition {
             disk_overlap_blocks: tiers.disk_blocks,
             rank_tiers: siblings.iter().map(|row| rows.tiers(row)).collect(),
             predicted_cached_tokens: overlap_blocks.min(reusable_blocks) * block_size,
+            forecast: rows.forecast(pick.row, reusable_blocks),
             effective_prefill_tokens: rows.uncached_tokens(pick.row, block_size),
             potential_decode_blocks: rows.potential_blocks(pick.row, pick.load),
             track_prefill_tokens: tracked,
             sequence_hashes: Arc::clone(&hashed.sequence_hashes),
             private_blocks: hashed.private_blocks,
+            looked_up: Arc::default(),
             cost: pick.selection.cost,
             record: None,
         }
@@ -288,6 +292,18 @@ impl Rows<'_> {
             host_blocks: u64::from(overlaps.host_blocks(row.index_slot)),
             disk_blocks: u64::from(overlaps.disk_blocks(row.index_slot)),
             shared_beyond_device_blocks: u64::from(hits_beyond(&self.request.shared_hits, device)),
+        }
+    }
+
+    fn forecast(&self, row: usize, reusable_blocks: u64) -> CacheForecast {
+        let row = &self.table.rows()[row];
+        let tiers = self.tiers(row);
+        let active = u64::from(self.scratch.active.blocks(row.load_slot));
+        let held = tiers.device_blocks + tiers.host_blocks + tiers.disk_blocks;
+        let possible = held.max(active) + tiers.shared_beyond_device_blocks;
+        CacheForecast {
+            confirmed_blocks: tiers.device_blocks.min(reusable_blocks),
+            possible_blocks: possible.min(reusable_blocks),
         }
     }
 

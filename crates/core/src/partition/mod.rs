@@ -33,7 +33,7 @@ use crate::hash::HashLayout;
 use crate::index::{DEFAULT_MAX_ENTRIES, IndexStats, KvIndex};
 use crate::load::LoadBook;
 use crate::policy::{Blueprint, PolicyHost};
-use crate::predictions::{PredictionStats, Predictions};
+use crate::predictions::{DEFAULT_CAPACITY, PredictionStats, Predictions};
 use crate::ranks::RankSlot;
 use crate::selection::RankLoad;
 
@@ -41,6 +41,9 @@ pub use inspect::{PotentialLoad, PromptOverlap, RankOverlap};
 pub use workers::WorkerEntry;
 
 use workers::{Slots, WorkerTable, ordered};
+
+/// What is believed for this long is believed for ever: ten years.
+const LONGEST_BELIEF_SECS: f64 = 315_360_000.0;
 
 /// Names a partition; displays as `model:group`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -65,6 +68,9 @@ pub struct PartitionConfig {
     pub eagle: bool,
     /// Bound on the (block, rank) pairs of the index.
     pub max_index_entries: usize,
+    /// Blocks that are believed of a rank because they were routed there, where the rank does not say how many it
+    /// has room for.
+    pub predicted_blocks_per_rank: usize,
     /// Start of the seeds that requests without one are given; replicas should differ.
     pub seed: u64,
 }
@@ -144,6 +150,7 @@ impl PartitionConfig {
             block_size,
             eagle: false,
             max_index_entries: DEFAULT_MAX_ENTRIES,
+            predicted_blocks_per_rank: DEFAULT_CAPACITY,
             seed: 0,
         }
     }
@@ -159,6 +166,7 @@ impl fmt::Debug for PartitionConfig {
             .field("block_size", &self.block_size)
             .field("eagle", &self.eagle)
             .field("max_index_entries", &self.max_index_entries)
+            .field("predicted_blocks_per_rank", &self.predicted_blocks_per_rank)
             .field("seed", &self.seed)
             .finish_non_exhaustive()
     }
@@ -190,8 +198,10 @@ impl Partition {
             selections: AtomicU64::new(0),
             index: RwLock::new(Indexed {
                 kv: KvIndex::new(config.max_index_entries),
-                predictions: time_to_live(&config.router)
-                    .map(|ttl| Predictions::new(ttl, config.max_index_entries)),
+                predictions: time_to_live(&config.router).map(|ttl| {
+                    let per_rank = config.predicted_blocks_per_rank;
+                    Predictions::new(ttl, config.max_index_entries, per_rank)
+                }),
                 table: Arc::default(),
                 discounts: Arc::default(),
             }),
@@ -317,10 +327,10 @@ fn time_to_live(router: &KvRouterConfig) -> Option<Duration> {
     } else {
         router.router_ttl_secs
     };
-    // The settings are validated where they are read; what is no duration believes in nothing.
-    Duration::try_from_secs_f64(seconds)
-        .ok()
-        .filter(|ttl| !ttl.is_zero())
+    // The settings are validated where they are read; what is no duration believes in nothing. No clock holds every
+    // duration added to it.
+    let ttl = Duration::try_from_secs_f64(seconds.min(LONGEST_BELIEF_SECS));
+    ttl.ok().filter(|ttl| !ttl.is_zero())
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

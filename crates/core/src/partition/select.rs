@@ -123,12 +123,17 @@ impl Partition {
         let mut selected = self.describe(&rows, signals.tracks_prefill_tokens, &pick);
         let key = id.map(|id| self.charge(&selected, id)).transpose()?;
         drop(host);
-        if key.is_some() && self.predicts() {
-            self.predict_chain(selected.worker, &hashed.lookup, now);
-        }
-
         selected.record =
             trace.map(|trace| Box::new(self.record(&rows, signals, trace, &selected, now)));
+        if self.predicts() {
+            let (worker, chain) = (selected.worker, &hashed.lookup);
+            let confirmed = self.confirmed_blocks(worker, chain, &mut scratch.predicted);
+            selected.forecast.limit_confirmed(u64::from(confirmed));
+            selected.looked_up = Arc::clone(chain);
+            if key.is_some() {
+                self.predict_chain(worker, chain, now);
+            }
+        }
         Ok((selected, key))
     }
 

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::index::{Placement, Tier};
+use crate::selection::CacheForecast;
 
 /// Lets `worker` hold blocks `from..to` of a prompt in a tier.
 fn hold(
@@ -145,6 +146,84 @@ fn with_events_the_larger_of_both_counts() {
         .map(|rank| rank.device_blocks)
         .collect();
     assert_eq!(blocks, [6, 0, 0, 2]);
+}
+
+#[test]
+fn only_what_the_engine_said_is_confirmed() {
+    let partition = partition_with(router_with_ttl(true), default_factory());
+    let start = Instant::now();
+    hold(&partition, rank(1, 0), Tier::Device, &prompt(), 0..2);
+    hold(&partition, rank(1, 0), Tier::Host, &prompt(), 2..3);
+    partition.predict(&tokens(1..=24), rank(1, 0), start);
+    let selection = partition.select(&tokens(prompt()), start).unwrap();
+    assert_eq!(selection.worker, rank(1, 0));
+    assert_eq!(selection.overlap_blocks, 6);
+    let expected = CacheForecast {
+        confirmed_blocks: 2,
+        possible_blocks: 6,
+    };
+    assert_eq!(selection.forecast, expected);
+}
+
+#[test]
+fn a_forecast_leaves_out_the_block_of_the_last_token() {
+    let partition = partition();
+    hold(&partition, rank(1, 0), Tier::Device, &prompt(), 0..8);
+    let forecast = select(&partition, &tokens(prompt())).forecast;
+    assert_eq!(
+        (forecast.confirmed_blocks, forecast.possible_blocks),
+        (7, 7)
+    );
+}
+
+#[test]
+fn blocks_that_are_being_computed_there_may_be_found() {
+    let partition = partition();
+    let pinned = SelectionRequest {
+        pinned_worker: Some(rank(1, 0)),
+        ..tokens(prompt())
+    };
+    let now = Instant::now();
+    let first = partition
+        .select_and_reserve(&pinned, "a".into(), now)
+        .unwrap();
+    let forecast = select(&partition, &pinned).forecast;
+    assert_eq!(
+        (forecast.confirmed_blocks, forecast.possible_blocks),
+        (0, 7)
+    );
+    drop(first);
+    assert_eq!(
+        select(&partition, &pinned).forecast,
+        CacheForecast::default()
+    );
+}
+
+#[test]
+fn what_was_selected_can_be_believed_in_later() {
+    let partition = partition_with(router_with_ttl(false), default_factory());
+    let now = Instant::now();
+    let selection = partition.select(&tokens(prompt()), now).unwrap();
+    assert_eq!(partition.stats().predictions.predicted, 0);
+    partition.predict_chain(selection.worker, &selection.looked_up, now);
+    let again = partition.select(&tokens(prompt()), now).unwrap();
+    assert_eq!((again.worker, again.overlap_blocks), (selection.worker, 8));
+    partition.expire_predictions(now + Duration::from_secs(3));
+    assert_eq!(partition.stats().predictions.blocks, 0);
+}
+
+#[test]
+fn a_time_to_live_that_no_clock_holds_is_no_panic() {
+    let router = KvRouterConfig {
+        router_ttl_secs: f64::MAX,
+        ..router_with_ttl(false)
+    };
+    let partition = partition_with(router, default_factory());
+    let now = Instant::now();
+    let held = partition.select_and_reserve(&tokens(prompt()), "a".into(), now);
+    assert_eq!(held.unwrap().selection.overlap_blocks, 0);
+    let later = partition.select(&tokens(prompt()), now + Duration::from_hours(24));
+    assert_eq!(later.unwrap().overlap_blocks, 8);
 }
 
 #[test]
