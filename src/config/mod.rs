@@ -1,5 +1,6 @@
 //! Reads every setting of the program once, at start; nothing else reads the environment.
 
+mod cache;
 pub(crate) mod document;
 mod manual;
 mod policy;
@@ -43,6 +44,8 @@ pub(crate) struct Settings {
     pub(crate) workers_file: Option<PathBuf>,
     pub(crate) policy_file: Option<PathBuf>,
     pub(crate) router: KvRouterConfig,
+    /// Of workers that state no capacity.
+    pub(crate) predicted_blocks_per_rank: usize,
     pub(crate) tokenizer: Tokenizer,
     pub(crate) serve: serve::Config,
     pub(crate) selection: Selection,
@@ -80,6 +83,7 @@ impl Settings {
             workers_file: values.path("POINTSMAN_WORKERS_FILE"),
             policy_file: values.path("DYN_ROUTER_POLICY_CONFIG"),
             router: router(&mut values),
+            predicted_blocks_per_rank: values.size("POINTSMAN_PREDICTED_BLOCKS_PER_RANK"),
             tokenizer: Tokenizer {
                 dir: values.path("POINTSMAN_TOKENIZER_DIR"),
                 tokenize: tokenize(&values),
@@ -150,6 +154,7 @@ fn router(values: &mut Values) -> KvRouterConfig {
         router_track_prefill_tokens: values.bool("DYN_ROUTER_TRACK_PREFILL_TOKENS"),
         ..KvRouterConfig::default()
     };
+    cache::apply(values, &mut config);
     policy::apply(values, &mut config);
     config
 }

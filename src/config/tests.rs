@@ -412,15 +412,10 @@ fn output_blocks_follow_active_blocks_unless_asked_for() {
 
 #[test]
 fn an_alias_is_read_where_the_name_itself_is_not_set() {
-    let found = mistakes(read(&[("DYN_USE_KV_EVENTS", "false")]));
-    assert!(found[0].starts_with("DYN_USE_KV_EVENTS"), "{found:?}");
-    assert!(
-        read(&[
-            ("DYN_USE_KV_EVENTS", "false"),
-            ("DYN_ROUTER_USE_KV_EVENTS", "true")
-        ])
-        .is_ok()
-    );
+    let uses_events = |variables: &[(&str, &str)]| read(variables).unwrap().router.use_kv_events;
+    let alias = ("DYN_USE_KV_EVENTS", "false");
+    assert!(!uses_events(&[alias]));
+    assert!(uses_events(&[alias, ("DYN_ROUTER_USE_KV_EVENTS", "true")]));
 }
 
 const POLICY_FILE: &str = "\
@@ -491,4 +486,50 @@ fn the_configuration_page_is_printed_from_the_table() {
         page == super::markdown(),
         "docs/configuration.md is stale: cargo run -- settings --markdown > docs/configuration.md"
     );
+}
+
+#[test]
+fn without_events_what_is_routed_is_believed_for_a_time() {
+    let router = |variables: &[(&str, &str)]| read(variables).unwrap().router;
+    let plain = router(&[]);
+    assert!(plain.use_kv_events && plain.router_predicted_ttl_secs.is_none());
+    let approximate = router(&[
+        ("DYN_USE_KV_EVENTS", "false"),
+        ("DYN_ROUTER_TTL_SECS", "7.5"),
+    ]);
+    assert!(!approximate.use_kv_events);
+    assert_eq!(approximate.router_ttl_secs.to_string(), "7.5");
+    let bridged = router(&[("DYN_ROUTER_PREDICTED_TTL_SECS", "2")]);
+    assert_eq!(bridged.router_predicted_ttl_secs, Some(2.0));
+    assert!(bridged.validate().is_ok() && approximate.validate().is_ok());
+}
+
+#[test]
+fn beliefs_that_contradict_each_other_are_refused() {
+    for (variables, named) in [
+        (
+            [
+                ("DYN_ROUTER_USE_KV_EVENTS", "false"),
+                ("DYN_ROUTER_PREDICTED_TTL_SECS", "2"),
+            ],
+            "DYN_ROUTER_PREDICTED_TTL_SECS",
+        ),
+        (
+            [
+                ("DYN_ROUTER_USE_KV_EVENTS", "false"),
+                ("DYN_ROUTER_TTL_SECS", "0"),
+            ],
+            "DYN_ROUTER_TTL_SECS",
+        ),
+        (
+            [
+                ("DYN_ROUTER_USE_KV_EVENTS", "true"),
+                ("DYN_ROUTER_PREDICTED_TTL_SECS", "0"),
+            ],
+            "DYN_ROUTER_PREDICTED_TTL_SECS",
+        ),
+    ] {
+        let found = mistakes(read(&variables));
+        assert!(found.len() == 1 && found[0].starts_with(named), "{found:?}");
+    }
 }

@@ -237,6 +237,7 @@ async fn selection_service(
     SelectionServiceBuilder::new(settings.router.clone(), WorkerType::Aggregated, registry)
         .default_model(settings.model_name.clone())
         .default_block_size(settings.block_size)
+        .predicted_blocks_per_rank(settings.predicted_blocks_per_rank)
         .require_ip_endpoints(true)
         .selection_cache(settings.selection.pending)
         .reservations(settings.selection.reservations)

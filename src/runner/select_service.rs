@@ -184,6 +184,7 @@ async fn serve(checked: Checked) -> anyhow::Result<()> {
     let service =
         SelectionServiceBuilder::new(settings.router.clone(), WorkerType::Aggregated, registry)
             .default_block_size(settings.block_size)
+            .predicted_blocks_per_rank(settings.predicted_blocks_per_rank)
             .selection_cache(selection.pending)
             .reservations(selection.reservations)
             .metrics(metrics.sub_registry_with_prefix("pointsman"))

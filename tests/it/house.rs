@@ -38,6 +38,7 @@ pub(crate) struct Plan {
     pub(crate) workers: Vec<WorkerRegistration>,
     pub(crate) tokenizer: Tokenizer,
     pub(crate) picker: picker::Config,
+    pub(crate) router: KvRouterConfig,
 }
 
 /// Passes each pick on and remembers the bodies that were picked for.
@@ -53,6 +54,10 @@ impl Plan {
             workers: vec![worker(1, FIRST), worker(2, SECOND)],
             tokenizer: Tokenizer::none(),
             picker: picker::Config::default(),
+            router: KvRouterConfig {
+                router_track_output_blocks: true,
+                ..KvRouterConfig::default()
+            },
         }
     }
 
@@ -73,12 +78,8 @@ impl Plan {
 
     pub(crate) async fn open(self) -> House {
         let mut metrics = Registry::default();
-        let router = KvRouterConfig {
-            router_track_output_blocks: true,
-            ..KvRouterConfig::default()
-        };
         let registry = RouterPluginRegistry::default();
-        let service = SelectionServiceBuilder::new(router, WorkerType::Aggregated, registry)
+        let service = SelectionServiceBuilder::new(self.router, WorkerType::Aggregated, registry)
             .require_ip_endpoints(true)
             .metrics(&mut metrics)
             .build()

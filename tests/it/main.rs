@@ -3,6 +3,7 @@
 //! Nothing here listens on a fixed port, sleeps, or leaves the machine.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod caches;
 mod client;
 mod closing;
 mod crowds;

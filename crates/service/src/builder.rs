@@ -37,6 +37,7 @@ pub struct SelectionServiceBuilder {
     require_ip_endpoints: bool,
     events: EventsConfig,
     memory: Memory,
+    predicted_blocks_per_rank: Option<usize>,
     metrics: SelectionMetrics,
 }
 
@@ -56,6 +57,7 @@ impl SelectionServiceBuilder {
             require_ip_endpoints: false,
             events: EventsConfig::default(),
             memory: Memory::default(),
+            predicted_blocks_per_rank: None,
             metrics: SelectionMetrics::default(),
         }
     }
@@ -105,6 +107,14 @@ impl SelectionServiceBuilder {
     #[must_use]
     pub fn reservations(mut self, reservations: ReservationsConfig) -> Self {
         self.memory.reservations = reservations;
+        self
+    }
+
+    /// How many blocks are believed of a rank because they were routed there, where its worker does not say how many
+    /// it has room for.
+    #[must_use]
+    pub fn predicted_blocks_per_rank(mut self, blocks: usize) -> Self {
+        self.predicted_blocks_per_rank = Some(blocks);
         self
     }
 
@@ -162,16 +172,21 @@ impl SelectionServiceBuilder {
         let subscribers = Subscribers::new(runtime, self.events, self.metrics.events.clone());
         let seed = seed_of(self.host.as_deref());
         let (router, worker_type, factory) = (self.config, self.worker_type, resolved.factory);
-        let make_partition = Box::new(move |_id, layout: crate::workers::Layout| PartitionConfig {
-            policy_name: policy_name.clone(),
-            eagle: layout.eagle,
-            seed,
-            ..PartitionConfig::new(
+        let per_rank = self.predicted_blocks_per_rank;
+        let make_partition = Box::new(move |_id, layout: crate::workers::Layout| {
+            let config = PartitionConfig::new(
                 router.clone(),
                 worker_type,
                 factory.clone(),
                 layout.block_size,
-            )
+            );
+            PartitionConfig {
+                policy_name: policy_name.clone(),
+                eagle: layout.eagle,
+                seed,
+                predicted_blocks_per_rank: per_rank.unwrap_or(config.predicted_blocks_per_rank),
+                ..config
+            }
         });
         let catalog = Catalog::new(rules, make_partition, subscribers);
         Ok(SelectionService::new(

@@ -3,6 +3,7 @@
 //! It keeps no books of its own: ids are in `reservations`, selections to be reserved in `pending`,
 //! load in core. Whoever can hold a value should call `select_and_reserve` instead.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use pointsman_core::{PartitionId, Reservation, SelectError, SelectionRequest};
@@ -55,6 +56,7 @@ impl SelectionService {
         let pending = PendingSelection {
             worker: selected.selection.worker,
             charge: selected.selection.charge(),
+            looked_up: Arc::clone(&selected.selection.looked_up),
         };
         let key = Key {
             partition: partition.clone(),
@@ -123,6 +125,7 @@ impl SelectionService {
             claim.id().clone(),
         )?;
         pending.consume(&key, &found);
+        partition.predict_chain(selection.worker, &selection.looked_up, Instant::now());
         self.keep(claim, reservation)?;
         Ok(booked)
     }
@@ -152,6 +155,7 @@ impl SelectionService {
             charge.prefill_tokens = tokens;
         }
         let reservation = of.reserve(wanted.worker, charge, claim.id().clone())?;
+        of.predict(&wanted.request, wanted.worker, Instant::now());
         let key = Key {
             partition: partition.clone(),
             id: wanted.id,

@@ -14,6 +14,7 @@ mod events;
 mod inspection;
 mod metrics;
 mod pending;
+mod predictions;
 mod reservations;
 mod service;
 mod workers;

@@ -10,6 +10,7 @@ use prometheus_client::registry::Registry;
 
 use crate::events::{ClearCause, SkipReason};
 use crate::pending::PendingMetrics;
+use crate::predictions::PredictionMetrics;
 use crate::reservations::ReservationMetrics;
 use crate::workers::Lifecycle;
 
@@ -22,6 +23,7 @@ pub struct SelectionMetrics {
     pub(crate) events: EventMetrics,
     pub(crate) pending: PendingMetrics,
     pub(crate) by_id: ReservationMetrics,
+    pub(crate) predictions: PredictionMetrics,
 }
 
 /// The part that the event subscribers count.
@@ -119,6 +121,7 @@ impl SelectionMetrics {
         metrics.events.register(registry);
         metrics.pending.register(registry);
         metrics.by_id.register(registry);
+        metrics.predictions.register(registry);
         metrics
     }
 

@@ -461,6 +461,14 @@ impl Shared {
     pub(crate) fn expire(&self, now: Instant) {
         self.pending.expire(now);
         self.reservations.expire(now);
+        let published = self.published.load();
+        for partition in published.partitions.values() {
+            partition.expire_predictions(now);
+        }
+        let stats = published.partitions.values();
+        self.metrics
+            .predictions
+            .measure(stats.map(|partition| partition.stats().predictions));
     }
 
     pub(crate) fn is_stopping(&self) -> bool {

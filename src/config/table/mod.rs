@@ -1,5 +1,6 @@
 //! The one table of settings: names, kinds, defaults and words; it reads nothing itself.
 
+mod cache;
 mod published;
 mod router;
 mod selection;
@@ -148,6 +149,10 @@ pub(super) const SECTIONS: &[Section] = &[
     Section {
         title: "Cost and load",
         settings: router::ROUTER,
+    },
+    Section {
+        title: "What is cached where",
+        settings: cache::CACHE,
     },
     Section {
         title: "Listening",

@@ -81,16 +81,6 @@ pub(super) const ROUTER: &[Setting] = &[
         "true",
         "Charge a worker for prompt tokens until the first output.",
     ),
-    Setting {
-        aliases: &["DYN_USE_KV_EVENTS"],
-        ..not_yet(
-            "router.use_kv_events",
-            "DYN_ROUTER_USE_KV_EVENTS",
-            Bool,
-            "true",
-            "Learn from the engines' events what each worker holds.",
-        )
-    },
     not_yet(
         "router.replica_sync",
         "DYN_ROUTER_REPLICA_SYNC",
@@ -111,20 +101,6 @@ pub(super) const ROUTER: &[Setting] = &[
         Choice(&["fcfs", "lcfs", "wspt"]),
         "fcfs",
         "Order of waiting requests.",
-    ),
-    not_yet(
-        "router.predicted_ttl_secs",
-        "DYN_ROUTER_PREDICTED_TTL_SECS",
-        Weight,
-        "",
-        "How long a predicted block is believed.",
-    ),
-    not_yet(
-        "router.ttl_secs",
-        "DYN_ROUTER_TTL_SECS",
-        Weight,
-        "120",
-        "How long a block is believed without events.",
     ),
     not_yet(
         "router.shared_cache_multiplier",

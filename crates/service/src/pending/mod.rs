@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use pointsman_core::hash::SequenceHash;
 use pointsman_core::{Charge, PartitionId};
 use pointsman_plugin::WorkerWithDpRank;
 use prometheus_client::metrics::counter::Counter;
@@ -48,6 +49,8 @@ pub(crate) struct Key {
 pub(crate) struct PendingSelection {
     pub(crate) worker: WorkerWithDpRank,
     pub(crate) charge: Charge,
+    /// What the index was asked by, where what is routed is believed in.
+    pub(crate) looked_up: Arc<[SequenceHash]>,
 }
 
 /// A pending selection as it was found: a later one of the same id is another.
@@ -249,7 +252,13 @@ impl PendingMetrics {
 
 fn size_of(key: &Key, selection: &PendingSelection) -> usize {
     let texts = key.id.len() + key.partition.model_name.len() + key.partition.routing_group.len();
-    ENTRY_BYTES + texts + size_of_val(&*selection.charge.sequence_hashes)
+    let shared = &selection.charge.sequence_hashes;
+    let looked_up = if Arc::ptr_eq(shared, &selection.looked_up) {
+        0
+    } else {
+        size_of_val(&*selection.looked_up)
+    };
+    ENTRY_BYTES + texts + size_of_val(&**shared) + looked_up
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ fn of_worker(worker_id: u64) -> PendingSelection {
     PendingSelection {
         worker: WorkerWithDpRank::from_worker_id(worker_id),
         charge: Charge::default(),
+        looked_up: Arc::default(),
     }
 }
 

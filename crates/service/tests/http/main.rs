@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod approximate;
 mod catalog;
 mod inspection;
 mod lifecycle;
