@@ -4,7 +4,7 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::num::NonZeroU32;
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use pointsman_core::PartitionConfig;
@@ -17,6 +17,7 @@ use crate::error::SelectionServiceError;
 use crate::events::{EventsConfig, Subscribers};
 use crate::metrics::SelectionMetrics;
 use crate::pending::PendingConfig;
+use crate::recovery::{IndexerPeers, Recovery, RecoveryConfig};
 use crate::reservations::ReservationsConfig;
 use crate::service::{Memory, SelectionService, Shared};
 use crate::workers::{Catalog, Rules};
@@ -38,6 +39,8 @@ pub struct SelectionServiceBuilder {
     events: EventsConfig,
     memory: Memory,
     predicted_blocks_per_rank: Option<usize>,
+    indexer_peers: Vec<String>,
+    recovery: RecoveryConfig,
     metrics: SelectionMetrics,
 }
 
@@ -58,6 +61,8 @@ impl SelectionServiceBuilder {
             events: EventsConfig::default(),
             memory: Memory::default(),
             predicted_blocks_per_rank: None,
+            indexer_peers: Vec::new(),
+            recovery: RecoveryConfig::default(),
             metrics: SelectionMetrics::default(),
         }
     }
@@ -118,6 +123,21 @@ impl SelectionServiceBuilder {
         self
     }
 
+    /// URLs of services whose index is taken over at start: the first one that answers. The service
+    /// is not ready until that has been tried; it selects meanwhile.
+    #[must_use]
+    pub fn indexer_peers(mut self, urls: Vec<String>) -> Self {
+        self.indexer_peers = urls;
+        self
+    }
+
+    /// How those are asked, and how much of their index is taken over.
+    #[must_use]
+    pub fn recovery(mut self, recovery: RecoveryConfig) -> Self {
+        self.recovery = recovery;
+        self
+    }
+
     /// Registers the service's metrics.
     #[must_use]
     pub fn metrics(mut self, registry: &mut Registry) -> Self {
@@ -132,8 +152,10 @@ impl SelectionServiceBuilder {
     )]
     pub async fn build(self) -> Result<SelectionService, SelectionServiceError> {
         let runtime = Handle::try_current().map_err(|_| SelectionServiceError::NoRuntime)?;
+        let peers = IndexerPeers::new(&self.indexer_peers, &self.recovery)?;
         let service = self.assemble(runtime.clone())?;
         runtime.spawn(expire(service.downgrade()));
+        service.recover_from(peers, &runtime);
         Ok(service)
     }
 
@@ -169,7 +191,17 @@ impl SelectionServiceBuilder {
             use_kv_events: self.config.use_kv_events,
             queueing: self.config.router_queue_threshold.is_some(),
         };
-        let subscribers = Subscribers::new(runtime, self.events, self.metrics.events.clone());
+        let recovery = Arc::new(Recovery::new(
+            self.metrics.recovery.clone(),
+            self.events.suspect_time,
+            self.recovery.hold_time,
+        ));
+        let subscribers = Subscribers::new(
+            runtime,
+            self.events,
+            self.metrics.events.clone(),
+            Arc::clone(&recovery),
+        );
         let seed = seed_of(self.host.as_deref());
         let (router, worker_type, factory) = (self.config, self.worker_type, resolved.factory);
         let per_rank = self.predicted_blocks_per_rank;
@@ -193,6 +225,7 @@ impl SelectionServiceBuilder {
             catalog,
             self.default_model,
             self.memory,
+            recovery,
             self.metrics,
         ))
     }

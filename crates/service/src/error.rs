@@ -3,6 +3,8 @@
 use pointsman_core::{PartitionId, SelectError};
 use pointsman_plugin::{ConfigMistake, WorkerSelectionPolicyRegistryError};
 
+use crate::recovery::PeersError;
+
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SelectionServiceError {
@@ -35,12 +37,16 @@ pub enum SelectionServiceError {
     NoPendingSelection { partition: PartitionId, id: String },
     #[error("{limit} reservations are held by id already")]
     TooManyReservations { limit: usize },
+    #[error("{limit} dumps of the index are under way already")]
+    TooManyDumps { limit: usize },
     #[error("{setting} is {value}, expected {expected}")]
     BadSetting {
         setting: &'static str,
         value: String,
         expected: &'static str,
     },
+    #[error("the peers whose index is to be taken over cannot be asked")]
+    IndexerPeers(#[from] PeersError),
     #[error("the router configuration is invalid: {}", list(.mistakes))]
     BadConfig { mistakes: Vec<ConfigMistake> },
     #[error("the worker-selection policy cannot be built")]

@@ -9,22 +9,26 @@ pub mod http;
 
 mod builder;
 mod by_id;
+mod dump;
 mod error;
 mod events;
 mod inspection;
 mod metrics;
 mod pending;
 mod predictions;
+mod recovery;
 mod reservations;
 mod service;
 mod workers;
 
 pub use builder::SelectionServiceBuilder;
 pub use by_id::{Booked, ExplicitReservation, ReservedById};
+pub use dump::{Dump, DumpCutShort};
 pub use error::{SelectionServiceError, UnknownModel};
 pub use events::EventsConfig;
 pub use metrics::SelectionMetrics;
 pub use pending::PendingConfig;
+pub use recovery::{PeerTls, PeersError, RecoveryConfig};
 pub use reservations::ReservationsConfig;
 pub use service::{
     EventsApplied, MAX_RESERVATION_ID_BYTES, PartitionLoads, Reserved, Selected, SelectionService,

@@ -11,6 +11,7 @@ use prometheus_client::registry::Registry;
 use crate::events::{ClearCause, SkipReason};
 use crate::pending::PendingMetrics;
 use crate::predictions::PredictionMetrics;
+use crate::recovery::RecoveryMetrics;
 use crate::reservations::ReservationMetrics;
 use crate::workers::Lifecycle;
 
@@ -24,6 +25,7 @@ pub struct SelectionMetrics {
     pub(crate) pending: PendingMetrics,
     pub(crate) by_id: ReservationMetrics,
     pub(crate) predictions: PredictionMetrics,
+    pub(crate) recovery: RecoveryMetrics,
 }
 
 /// The part that the event subscribers count.
@@ -91,7 +93,7 @@ struct ReplayLabels {
 
 /// A label value fixed in the source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Name(&'static str);
+pub(crate) struct Name(pub(crate) &'static str);
 
 impl EncodeLabelValue for Name {
     fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), std::fmt::Error> {
@@ -122,6 +124,7 @@ impl SelectionMetrics {
         metrics.pending.register(registry);
         metrics.by_id.register(registry);
         metrics.predictions.register(registry);
+        metrics.recovery.register(registry);
         metrics
     }
 

@@ -14,13 +14,16 @@ use pointsman_core::{
     SelectionRequest,
 };
 use pointsman_plugin::WorkerWithDpRank;
-use tokio::sync::watch;
+use tokio::runtime::Handle;
+use tokio::sync::{Semaphore, watch};
 use tokio::time::timeout_at;
 use tracing::{info, warn};
 
+use crate::dump;
 use crate::error::{SelectionServiceError, UnknownModel};
 use crate::metrics::SelectionMetrics;
 use crate::pending::{PendingConfig, PendingSelections};
+use crate::recovery::{IndexerPeers, Recovery};
 use crate::reservations::{Reservations, ReservationsConfig};
 use crate::workers::{
     Catalog, EndpointTable, Lifecycle, MAX_DATA_PARALLEL_SIZE, PublishedWorker, Snapshot,
@@ -52,6 +55,9 @@ pub(crate) struct Shared {
     metrics: SelectionMetrics,
     pub(crate) pending: PendingSelections,
     pub(crate) reservations: Reservations,
+    /// A turn for each dump under way.
+    pub(crate) dumps: Arc<Semaphore>,
+    recovery: Arc<Recovery>,
 }
 
 /// What a service remembers for callers that hold nothing but an id.
@@ -67,6 +73,8 @@ pub struct ServiceState {
     /// The worker source has been read once; an empty one counts.
     pub source_read: bool,
     pub stopping: bool,
+    /// Peers are being asked for their index.
+    pub recovering: bool,
     /// Workers that may serve.
     pub schedulable: usize,
 }
@@ -106,6 +114,7 @@ impl SelectionService {
         catalog: Catalog,
         default_model: Option<String>,
         memory: Memory,
+        recovery: Arc<Recovery>,
         metrics: SelectionMetrics,
     ) -> Self {
         let service = Self {
@@ -116,6 +125,8 @@ impl SelectionService {
                 default_model,
                 pending: PendingSelections::new(memory.pending, metrics.pending.clone()),
                 reservations: Reservations::new(memory.reservations, metrics.by_id.clone()),
+                dumps: dump::turns(),
+                recovery,
                 metrics,
             }),
         };
@@ -374,6 +385,33 @@ impl SelectionService {
         Err(SelectError::WorkerGone.into())
     }
 
+    /// Asks the peers, if there are any, on a task of its own, which ends by its own bounds or with
+    /// the service.
+    pub(crate) fn recover_from(&self, peers: IndexerPeers, runtime: &Handle) {
+        if peers.is_empty() {
+            return;
+        }
+        let recovery = Arc::clone(&self.shared.recovery);
+        recovery.start();
+        self.shared
+            .state
+            .send_modify(|state| state.recovering = true);
+        let (shared, mut state) = (self.downgrade(), self.state());
+        runtime.spawn(async move {
+            tokio::select! {
+                () = peers.recover(recovery) => {}
+                _ = state.wait_for(|state| state.stopping) => {}
+            }
+            if let Some(shared) = shared.upgrade() {
+                shared.state.send_modify(|state| state.recovering = false);
+            }
+        });
+    }
+
+    pub(crate) fn snapshot(&self) -> Arc<Snapshot> {
+        self.shared.published.load_full()
+    }
+
     pub(crate) fn shared(&self) -> &Shared {
         &self.shared
     }
@@ -469,6 +507,7 @@ impl Shared {
         self.metrics
             .predictions
             .measure(stats.map(|partition| partition.stats().predictions));
+        self.recovery.expire(now);
     }
 
     pub(crate) fn is_stopping(&self) -> bool {

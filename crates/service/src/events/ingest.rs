@@ -18,6 +18,7 @@ use super::progress::RankProgress;
 use super::skip::SkipReason;
 use super::wire::{self, Batch, CacheKind, Event, Frame, Group, Removed, Stored};
 use crate::metrics::{EventKind, EventMetrics};
+use crate::recovery::{Claim, Recovery};
 
 /// Cache groups whose kind is remembered, per rank.
 const MAX_GROUPS: usize = 256;
@@ -100,6 +101,11 @@ impl Ingest {
         for dp_rank in ranks {
             self.target.partition.clear_rank(self.worker(dp_rank));
         }
+    }
+
+    /// What a peer said of the rank whose stream this is.
+    pub(super) fn claim(&self, recovery: &Arc<Recovery>) -> Option<Claim> {
+        recovery.claim(&self.target.partition, self.worker(self.target.dp_rank))
     }
 
     fn worker(&self, dp_rank: u32) -> WorkerWithDpRank {

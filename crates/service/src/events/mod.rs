@@ -24,6 +24,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::metrics::EventMetrics;
+use crate::recovery::Recovery;
 use crate::workers::EventSource;
 
 pub(crate) use progress::RankProgress;
@@ -112,6 +113,7 @@ pub(crate) struct Subscribers {
     runtime: Handle,
     config: Arc<EventsConfig>,
     metrics: EventMetrics,
+    recovery: Arc<Recovery>,
     stop: CancellationToken,
 }
 
@@ -125,11 +127,17 @@ pub(crate) struct Subscription {
 }
 
 impl Subscribers {
-    pub(crate) fn new(runtime: Handle, config: EventsConfig, metrics: EventMetrics) -> Self {
+    pub(crate) fn new(
+        runtime: Handle,
+        config: EventsConfig,
+        metrics: EventMetrics,
+        recovery: Arc<Recovery>,
+    ) -> Self {
         Self {
             runtime,
             config: Arc::new(config.bounded()),
             metrics,
+            recovery,
             stop: CancellationToken::new(),
         }
     }
@@ -149,6 +157,7 @@ impl Subscribers {
             Arc::clone(&self.config),
             Arc::clone(&progress),
             self.metrics.clone(),
+            Arc::clone(&self.recovery),
         );
         let token = stop.clone();
         let task = self.runtime.spawn(async move {

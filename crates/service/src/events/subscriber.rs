@@ -20,6 +20,7 @@ use super::replay::{Replay, Reply};
 use super::stream::{Action, Actions, Limits, ReplayEnd, Sight, Stream};
 use super::{EventsConfig, RankStream, wire};
 use crate::metrics::{EventMetrics, ReplayOutcome};
+use crate::recovery::Recovery;
 use crate::workers::EventSource;
 
 /// Payload after which a task lets others run, and what a batch costs beside its payload: one turn
@@ -35,6 +36,7 @@ pub(super) struct Subscriber {
     config: Arc<EventsConfig>,
     progress: Arc<RankProgress>,
     metrics: EventMetrics,
+    recovery: Arc<Recovery>,
     stream: Stream,
     ingest: Ingest,
     replay: Option<Replay>,
@@ -69,6 +71,7 @@ impl Subscriber {
         config: Arc<EventsConfig>,
         progress: Arc<RankProgress>,
         metrics: EventMetrics,
+        recovery: Arc<Recovery>,
     ) -> Self {
         let RankStream {
             partition,
@@ -101,6 +104,7 @@ impl Subscriber {
             config,
             progress,
             metrics,
+            recovery,
             replay: None,
             actions: Actions::new(),
             turn_bytes: 0,
@@ -112,6 +116,10 @@ impl Subscriber {
         let _counted = Counted::in_gauge(&self.metrics.subscribers);
         // Whatever an earlier stream said of this rank is not this stream's.
         self.ingest.clear();
+        if let Some(claim) = self.ingest.claim(&self.recovery) {
+            // It may be large; events that come meanwhile are right whatever it says.
+            tokio::task::spawn_blocking(|| claim.believe());
+        }
         let mut back_off = BackOff::new(self.config.reconnect_min, self.config.reconnect_max);
         let mut lost_at = Instant::now();
         loop {

@@ -159,6 +159,10 @@ struct SharedCacheAnswer {
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct ReadyAnswer {
     pub(super) ready: bool,
+    /// Peers are being asked for their index; omitted when not.
+    #[serde(skip_serializing_if = "is_false")]
+    #[schema(required = false)]
+    pub(super) recovering: bool,
     pub(super) schedulable_workers: usize,
     pub(super) workers: Vec<WorkerRecord>,
 }
@@ -318,4 +322,9 @@ fn by_rank<S: Serializer>(tokens: &DeviceTokens<'_>, serializer: S) -> Result<S:
     serializer.collect_map(
         entries.map(|(dp_rank, blocks)| (dp_rank, blocks.saturating_mul(tokens.block_size))),
     )
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
+fn is_false(value: &bool) -> bool {
+    !value
 }

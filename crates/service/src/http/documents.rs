@@ -188,3 +188,72 @@ pub(super) struct WorkerPatchFields {
     router_hint_source_control_endpoints: Option<BTreeMap<String, String>>,
     kv_event_source_mode: Option<String>,
 }
+
+/// What a partition's ranks have cached, or why it cannot be told.
+#[derive(ToSchema)]
+pub(super) struct DumpedPartition {
+    block_size: Option<u32>,
+    model_name: Option<String>,
+    routing_group: Option<String>,
+    /// Blocks on devices first; a block comes after its parent.
+    events: Option<Vec<DumpedEvent>>,
+    /// How far the ranks' events were applied at least.
+    watermarks: Option<Vec<Watermark>>,
+    /// Blocks whose parents are gone, so that their place cannot be told.
+    blocks_left_out: Option<u64>,
+    error: Option<String>,
+}
+
+#[derive(ToSchema)]
+struct DumpedEvent {
+    worker_id: u64,
+    storage_tier: StorageTier,
+    event: RankEvent,
+}
+
+#[derive(ToSchema)]
+#[schema(rename_all = "snake_case")]
+enum StorageTier {
+    Device,
+    HostPinned,
+    Disk,
+    External,
+}
+
+#[derive(ToSchema)]
+struct RankEvent {
+    event_id: u64,
+    dp_rank: u32,
+    data: EventData,
+}
+
+#[derive(ToSchema)]
+struct EventData {
+    stored: StoredRun,
+}
+
+#[derive(ToSchema)]
+struct StoredRun {
+    #[schema(required = true)]
+    parent_hash: Option<u64>,
+    #[schema(required = true)]
+    start_position: Option<u32>,
+    blocks: Vec<DumpedBlock>,
+}
+
+#[derive(ToSchema)]
+struct DumpedBlock {
+    /// The engine's name of the block.
+    block_hash: u64,
+    tokens_hash: u64,
+    /// Always null: media is in the hash of the tokens.
+    #[schema(required = true, value_type = Option<Object>)]
+    mm_extra_info: Option<()>,
+}
+
+#[derive(ToSchema)]
+struct Watermark {
+    worker_id: u64,
+    dp_rank: u32,
+    last_sequence: u64,
+}

@@ -170,6 +170,7 @@ fn row(error: &SelectionServiceError) -> (StatusCode, &'static str) {
         E::UnknownReservation { .. } => (StatusCode::NOT_FOUND, "unknown_reservation"),
         E::NoPendingSelection { .. } => (StatusCode::NOT_FOUND, "no_pending_selection"),
         E::TooManyReservations { .. } => (StatusCode::TOO_MANY_REQUESTS, "too_many_reservations"),
+        E::TooManyDumps { .. } => (StatusCode::TOO_MANY_REQUESTS, "too_many_dumps"),
         E::UnknownModel(_) => (StatusCode::SERVICE_UNAVAILABLE, "unknown_model"),
         E::UnknownPartition { .. } => (StatusCode::SERVICE_UNAVAILABLE, "unknown_partition"),
         E::NotReady => (StatusCode::SERVICE_UNAVAILABLE, "not_ready"),
@@ -177,9 +178,11 @@ fn row(error: &SelectionServiceError) -> (StatusCode, &'static str) {
         E::WorkerNotSchedulable { .. } => {
             (StatusCode::SERVICE_UNAVAILABLE, "worker_not_schedulable")
         }
-        E::BadSetting { .. } | E::BadConfig { .. } | E::Policy(_) | E::NoRuntime => {
-            (StatusCode::INTERNAL_SERVER_ERROR, INTERNAL)
-        }
+        E::BadSetting { .. }
+        | E::BadConfig { .. }
+        | E::IndexerPeers(_)
+        | E::Policy(_)
+        | E::NoRuntime => (StatusCode::INTERNAL_SERVER_ERROR, INTERNAL),
     }
 }
 

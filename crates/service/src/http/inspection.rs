@@ -1,14 +1,15 @@
 //! The routes that tell what is: health, loads, what a prompt would meet. Nothing is changed.
 
+use axum::body::Body;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
 use super::Api;
 use super::answer::{DONE, Done, LoadAnswer, LoadsAnswer, OverlapScoresAnswer, ReadyAnswer};
 use super::body::JsonBody;
-use super::documents::{PeerFields, PromptFields};
+use super::documents::{DumpedPartition, PeerFields, PromptFields};
 use super::error::{ErrorBody, Refusal, json};
 use super::filter::{Filter, filter};
 use super::request::{PromptCall, peer_endpoint};
@@ -23,13 +24,14 @@ pub(super) async fn health() -> Response {
 /// Whether a request could be placed, and if not, why.
 #[utoipa::path(get, path = "/ready", tag = "inspection",
     responses((status = 200, description = "At least one worker may serve", body = ReadyAnswer),
-        (status = 503, description = "None may, or the service is stopping", body = ReadyAnswer)))]
+        (status = 503, description = "None may, the index is being recovered, or the service is stopping", body = ReadyAnswer)))]
 pub(super) async fn ready(State(api): State<Api>) -> Response {
     let state = *api.service.state().borrow();
     let stopping = state.stopping || api.config.stopping.is_cancelled();
-    let ready = state.schedulable > 0 && !stopping;
+    let ready = state.schedulable > 0 && !stopping && !state.recovering;
     let answer = ReadyAnswer {
         ready,
+        recovering: state.recovering,
         schedulable_workers: state.schedulable,
         workers: api.service.workers(),
     };
@@ -93,6 +95,18 @@ pub(super) async fn overlap_scores(
     let call = PromptCall::read(&body)?;
     let overlap = api.service.overlap_scores(&call.partition, &call.request)?;
     Ok(json(StatusCode::OK, &OverlapScoresAnswer::new(&overlap)))
+}
+
+/// What every rank has cached, for a service that starts: by partition, named `model:group`.
+#[utoipa::path(get, path = "/dump", tag = "inspection",
+    responses((status = 200, description = "Streamed; it may be large", body = BTreeMap<String, DumpedPartition>),
+        (status = 429, description = "Too many dumps are under way", body = ErrorBody)))]
+pub(super) async fn dump(State(api): State<Api>) -> Result<Response, Refusal> {
+    let body = Body::from_stream(api.service.dump()?);
+    let mut response = Response::new(body);
+    let json = HeaderValue::from_static("application/json");
+    response.headers_mut().insert(header::CONTENT_TYPE, json);
+    Ok(response)
 }
 
 /// Adds a peer whose reservations are followed.

@@ -101,6 +101,7 @@ pub fn router(service: SelectionService, config: Config) -> Router {
         .route("/loads", get(inspection::loads))
         .route("/potential_loads", post(inspection::potential_loads))
         .route("/overlap_scores", post(inspection::overlap_scores))
+        .route("/dump", get(inspection::dump))
         .route(
             "/replica_sync/register_peer",
             post(inspection::register_peer),

@@ -35,6 +35,7 @@ use super::{inspection, reservations, selection, workers};
         inspection::loads,
         inspection::potential_loads,
         inspection::overlap_scores,
+        inspection::dump,
         inspection::register_peer,
         inspection::deregister_peer,
         inspection::peers,

@@ -73,6 +73,13 @@ pub enum ServerError {
     ClientCa(#[source] rustls::server::VerifierBuilderError),
 }
 
+impl TlsFiles {
+    /// Whether they can be used, without serving anything.
+    pub fn check(&self) -> Result<(), ServerError> {
+        read_tls(self).map(drop)
+    }
+}
+
 impl ServerConfig {
     /// Plain HTTP, with bounds that suit a trusted network.
     pub fn new(address: SocketAddr) -> Self {

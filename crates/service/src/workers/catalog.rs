@@ -55,6 +55,18 @@ pub(crate) struct PublishedWorker {
 }
 
 impl PublishedWorker {
+    pub(crate) fn partition_id(&self) -> PartitionId {
+        partition_id(&self.registration)
+    }
+
+    /// The ranks that are served; none of a worker that cannot serve.
+    pub(crate) fn ranks(&self) -> Range<u32> {
+        match self.lifecycle {
+            Lifecycle::Schedulable => ranks_of(&self.registration),
+            _ => 0..0,
+        }
+    }
+
     pub(crate) fn record(&self) -> WorkerRecord {
         WorkerRecord {
             registration: WorkerRegistration::clone(&self.registration),

@@ -4,6 +4,7 @@
 
 mod approximate;
 mod catalog;
+mod dump;
 mod inspection;
 mod lifecycle;
 mod manners;

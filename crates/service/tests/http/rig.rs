@@ -10,8 +10,8 @@ use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use pointsman_plugin::{KvRouterConfig, RouterPluginRegistry, WorkerType};
-use pointsman_service::SelectionServiceBuilder;
 use pointsman_service::http::{self, Config, Server, ServerConfig};
+use pointsman_service::{SelectionService, SelectionServiceBuilder};
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -20,6 +20,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 pub(crate) struct Rig {
+    pub(crate) service: SelectionService,
     pub(crate) address: SocketAddr,
     pub(crate) stop: CancellationToken,
     pub(crate) serving: JoinHandle<()>,
@@ -71,9 +72,10 @@ impl Rig {
         let server = Server::bind(local).await.unwrap();
         let address = server.address();
         let stop = CancellationToken::new();
-        let router = http::router(service, config);
+        let router = http::router(service.clone(), config);
         let serving = tokio::spawn(server.serve(router, stop.clone()));
         Self {
+            service,
             address,
             _guard: stop.clone().drop_guard(),
             stop,

@@ -70,6 +70,11 @@ impl Engine {
         sequence
     }
 
+    /// How many numbers were used.
+    pub(crate) fn published(&self) -> u64 {
+        self.next
+    }
+
     /// Sends a batch under any number; the buffer does not know of it.
     pub(crate) async fn send(&mut self, sequence: u64, payload: Bytes) {
         let number = Bytes::copy_from_slice(&sequence.to_be_bytes());

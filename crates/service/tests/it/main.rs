@@ -7,5 +7,6 @@ mod engine;
 mod events;
 mod recorded;
 mod recording;
+mod recovery;
 mod rig;
 mod selection;
