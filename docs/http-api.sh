@@ -54,6 +54,9 @@ echo; echo "# What a prompt would meet, without choosing."
 call 200 POST /potential_loads '{"model_name": "model", '"$hashes"'}'
 call 200 POST /overlap_scores '{"model_name": "model", '"$hashes"'}'
 
+echo; echo "# What is known of every cache, for a replica that starts: its --indexer-peers names this service."
+call 200 GET /dump
+
 echo; echo "# A mistake is named, by code and field."
 call 400 POST /select '{"selection_id": "four", "model_name": "model", "token_ids": [1, -2]}'
 

@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use pointsman_service::{PendingConfig, ReservationsConfig};
 
@@ -16,6 +17,7 @@ pub(crate) struct Selection {
     pub(crate) threads: usize,
     pub(crate) pending: PendingConfig,
     pub(crate) reservations: ReservationsConfig,
+    pub(crate) recovery: Recovery,
     pub(crate) max_body_bytes: usize,
     pub(crate) tls_certificate: Option<PathBuf>,
     pub(crate) tls_key: Option<PathBuf>,
@@ -24,6 +26,17 @@ pub(crate) struct Selection {
     pub(crate) require_auth: bool,
     /// Whether the picker serves the API on its admin port.
     pub(crate) on_admin_port: bool,
+}
+
+/// Whose index is taken over at start, and how much of it.
+#[derive(Clone, Debug)]
+pub(crate) struct Recovery {
+    pub(crate) peers: Vec<String>,
+    pub(crate) token_file: Option<PathBuf>,
+    pub(crate) ca: Option<PathBuf>,
+    pub(crate) max_time: Duration,
+    pub(crate) max_bytes: u64,
+    pub(crate) max_blocks: usize,
 }
 
 pub(super) fn read(values: &Values) -> Selection {
@@ -46,6 +59,7 @@ pub(super) fn read(values: &Values) -> Selection {
             silence: values.seconds("DYN_ROUTER_ACTIVE_REQUEST_EXPIRY_SECS"),
             max_entries: values.size("POINTSMAN_SELECTION_MAX_RESERVATIONS"),
         },
+        recovery: recovery(values),
         max_body_bytes: values.size("POINTSMAN_SELECTION_MAX_BODY_BYTES"),
         tls_certificate: values.path("POINTSMAN_SELECTION_TLS_CERTIFICATE"),
         tls_key: values.path("POINTSMAN_SELECTION_TLS_KEY"),
@@ -54,4 +68,27 @@ pub(super) fn read(values: &Values) -> Selection {
         require_auth: values.bool("POINTSMAN_SELECTION_REQUIRE_AUTH"),
         on_admin_port: values.bool("POINTSMAN_ADMIN_API"),
     }
+}
+
+fn recovery(values: &Values) -> Recovery {
+    let peers = values.text("POINTSMAN_INDEXER_PEERS").unwrap_or_default();
+    Recovery {
+        peers: listed(&peers),
+        token_file: values.path("POINTSMAN_INDEXER_PEERS_TOKEN_FILE"),
+        ca: values.path("POINTSMAN_INDEXER_PEERS_CA"),
+        max_time: values.seconds("POINTSMAN_RECOVERY_MAX_SECS"),
+        max_bytes: values
+            .count("POINTSMAN_RECOVERY_MAX_BYTES")
+            .unwrap_or_default(),
+        max_blocks: values.size("POINTSMAN_RECOVERY_MAX_BLOCKS"),
+    }
+}
+
+/// The parts of a list that is separated by commas.
+fn listed(text: &str) -> Vec<String> {
+    let parts = text.split(',').map(str::trim);
+    parts
+        .filter(|part| !part.is_empty())
+        .map(str::to_owned)
+        .collect()
 }

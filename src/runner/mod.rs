@@ -99,7 +99,7 @@ pub async fn run(registry: Option<RouterPluginRegistry>) -> anyhow::Result<()> {
 }
 
 async fn check(registry: Option<RouterPluginRegistry>) -> anyhow::Result<()> {
-    match planned(registry).await? {
+    match planned(registry, select_service::mistakes).await? {
         Ok(plan) => print(&plan.to_string()),
         Err(refused) => {
             // Nothing is left to do if standard error is gone too.
@@ -111,7 +111,7 @@ async fn check(registry: Option<RouterPluginRegistry>) -> anyhow::Result<()> {
 
 async fn epp(registry: Option<RouterPluginRegistry>) -> anyhow::Result<()> {
     let settled = threads::settle(config::is_set_in_process);
-    let plan = planned(registry).await??;
+    let plan = planned(registry, |_| Vec::new()).await??;
     telemetry::init(&plan.settings.log);
     if let Err(error) = settled {
         warn!(%error, "the tokenizer may use threads of its own");
@@ -135,8 +135,11 @@ async fn epp(registry: Option<RouterPluginRegistry>) -> anyhow::Result<()> {
 }
 
 /// Reads and checks everything, away from the caller's runtime: a tokenizer takes seconds to load.
-async fn planned(registry: Option<RouterPluginRegistry>) -> anyhow::Result<Result<Plan, Refused>> {
-    spawn_blocking(move || Plan::make(registry))
+async fn planned(
+    registry: Option<RouterPluginRegistry>,
+    more: fn(&Settings) -> Vec<String>,
+) -> anyhow::Result<Result<Plan, Refused>> {
+    spawn_blocking(move || Plan::make(registry, more))
         .await
         .context("checking the settings panicked")
 }

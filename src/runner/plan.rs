@@ -40,7 +40,11 @@ impl fmt::Display for Refused {
 
 impl Plan {
     /// Reads settings, policy, workers file and tokenizer; goes on after a mistake to find the others.
-    pub(super) fn make(registry: Option<RouterPluginRegistry>) -> Result<Self, Refused> {
+    /// `more` looks for mistakes in what else the settings name.
+    pub(super) fn make(
+        registry: Option<RouterPluginRegistry>,
+        more: fn(&Settings) -> Vec<String>,
+    ) -> Result<Self, Refused> {
         let (settings, wrong) = Settings::of_process();
         let mut mistakes: Vec<String> = wrong.iter().map(ToString::to_string).collect();
         let mut note = |mistake: String| mistakes.push(mistake);
@@ -51,6 +55,7 @@ impl Plan {
             .and_then(|registry| policy(&settings, registry).map_err(&mut note).ok());
         let workers = workers(&settings).map_err(&mut note).ok();
         let tokenizer = tokenizer(&settings).map_err(&mut note).ok();
+        mistakes.extend(more(&settings));
         match (registry, policy, workers, tokenizer) {
             (Some(registry), Some(policy), Some(workers), Some(tokenizer))
                 if mistakes.is_empty() =>

@@ -9,8 +9,8 @@ use anyhow::{Context as _, bail};
 use clap::Args;
 use pointsman_plugin::plugins::RouterPluginRegistry;
 use pointsman_plugin::plugins::worker_selection::WorkerType;
-use pointsman_service::SelectionServiceBuilder;
 use pointsman_service::http::{self, Access, Server, ServerConfig, TlsFiles, TokenFile};
+use pointsman_service::{PeerTls, RecoveryConfig, SelectionServiceBuilder};
 use tokio::runtime::Builder;
 use tokio::task::spawn_blocking;
 use tokio_util::sync::CancellationToken;
@@ -18,7 +18,7 @@ use tracing::{info, warn};
 
 use super::plan::{self, Refused};
 use super::signals::Signals;
-use crate::config::{Selection, Settings};
+use crate::config::{Selection, Settings, document};
 use crate::telemetry;
 
 /// Every flag stands for a setting and wins over its variable, which is named with it.
@@ -94,8 +94,19 @@ impl Flags {
 struct Checked {
     settings: Settings,
     registry: RouterPluginRegistry,
+    files: Files,
+}
+
+/// What the settings name, read and found good.
+struct Files {
     tls: Option<TlsFiles>,
     tokens: Option<TokenFile>,
+    recovery: RecoveryConfig,
+}
+
+/// What is wrong with the files of these settings.
+pub(super) fn mistakes(settings: &Settings) -> Vec<String> {
+    Files::read(&settings.selection).err().unwrap_or_default()
 }
 
 pub(super) async fn run(
@@ -132,20 +143,68 @@ impl Checked {
         if let Some(Err(mistake)) = policy {
             note(mistake);
         }
-        let tls = tls_files(&settings.selection).map_err(&mut note).ok();
-        let file = settings.selection.tokens_file.as_deref();
-        let tokens = file.map(TokenFile::open).transpose();
-        let tokens = tokens.map_err(|error| note(plan::chain(&error))).ok();
-        match (registry, tls, tokens) {
-            (Some(registry), Some(tls), Some(tokens)) if mistakes.is_empty() => Ok(Self {
+        let files = Files::read(&settings.selection);
+        let files = files.map_err(|wrong| mistakes.extend(wrong)).ok();
+        match (registry, files) {
+            (Some(registry), Some(files)) if mistakes.is_empty() => Ok(Self {
                 settings,
                 registry,
-                tls,
-                tokens,
+                files,
             }),
             _ => Err(Refused(mistakes)),
         }
     }
+}
+
+impl Files {
+    fn read(selection: &Selection) -> Result<Self, Vec<String>> {
+        let mut mistakes = Vec::new();
+        let mut note = |mistake: String| mistakes.push(mistake);
+        let tls = tls_files(selection).map_err(&mut note).ok();
+        let file = selection.tokens_file.as_deref();
+        let tokens = file.map(TokenFile::open).transpose();
+        let tokens = tokens.map_err(|error| note(plan::chain(&error))).ok();
+        let recovery = recovery(selection).map_err(&mut note).ok();
+        match (tls, tokens, recovery) {
+            (Some(tls), Some(tokens), Some(recovery)) => Ok(Self {
+                tls,
+                tokens,
+                recovery,
+            }),
+            _ => Err(mistakes),
+        }
+    }
+}
+
+/// How peers are asked for their index. They are shown this service's own certificate.
+fn recovery(selection: &Selection) -> Result<RecoveryConfig, String> {
+    let settings = &selection.recovery;
+    let token = settings.token_file.as_deref().map(|file| {
+        let read = document::read(file);
+        read.map(|text| text.trim().to_owned()).map_err(|error| {
+            format!(
+                "POINTSMAN_INDEXER_PEERS_TOKEN_FILE: {}",
+                plan::chain(&error)
+            )
+        })
+    });
+    let own = selection.tls_certificate.as_deref();
+    let own = own.zip(selection.tls_key.as_deref());
+    let tls = settings.ca.as_deref().map(|ca| {
+        PeerTls::read(ca, own)
+            .map_err(|error| format!("POINTSMAN_INDEXER_PEERS_CA: {}", plan::chain(&error)))
+    });
+    let config = RecoveryConfig {
+        token: token.transpose()?,
+        tls: tls.transpose()?,
+        max_time: settings.max_time,
+        max_bytes: settings.max_bytes,
+        max_blocks: settings.max_blocks,
+        ..RecoveryConfig::default()
+    };
+    let checked = config.check(&settings.peers);
+    checked.map_err(|error| format!("POINTSMAN_INDEXER_PEERS: {}", plan::chain(&error)))?;
+    Ok(config)
 }
 
 /// A certificate needs its key, and clients can be asked for theirs only over TLS.
@@ -156,11 +215,15 @@ fn tls_files(selection: &Selection) -> Result<Option<TlsFiles>, String> {
         &selection.tls_client_ca,
     ) {
         (None, None, None) => Ok(None),
-        (Some(certificate), Some(key), client_ca) => Ok(Some(TlsFiles {
-            certificate: certificate.clone(),
-            key: key.clone(),
-            client_ca: client_ca.clone(),
-        })),
+        (Some(certificate), Some(key), client_ca) => {
+            let files = TlsFiles {
+                certificate: certificate.clone(),
+                key: key.clone(),
+                client_ca: client_ca.clone(),
+            };
+            files.check().map_err(|error| plan::chain(&error))?;
+            Ok(Some(files))
+        }
         _ => Err(
             "TLS needs both POINTSMAN_SELECTION_TLS_CERTIFICATE and POINTSMAN_SELECTION_TLS_KEY"
                 .to_owned(),
@@ -172,8 +235,11 @@ async fn serve(checked: Checked) -> anyhow::Result<()> {
     let Checked {
         settings,
         registry,
-        tls,
-        tokens,
+        files: Files {
+            tls,
+            tokens,
+            recovery,
+        },
     } = checked;
     let selection = &settings.selection;
     let version = env!("CARGO_PKG_VERSION");
@@ -187,6 +253,8 @@ async fn serve(checked: Checked) -> anyhow::Result<()> {
             .predicted_blocks_per_rank(settings.predicted_blocks_per_rank)
             .selection_cache(selection.pending)
             .reservations(selection.reservations)
+            .indexer_peers(selection.recovery.peers.clone())
+            .recovery(recovery)
             .metrics(metrics.sub_registry_with_prefix("pointsman"))
             .build()
             .await

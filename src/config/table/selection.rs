@@ -18,12 +18,53 @@ pub(super) const SELECTION: &[Setting] = &[
         "4",
         "Threads that serve its callers and take in KV events. Flag `--threads`.",
     ),
-    not_yet(
+    used(
         "selection.indexer_peers",
         "POINTSMAN_INDEXER_PEERS",
         Text,
         "",
-        "HTTP URLs, separated by commas, whose `/dump` fills the index at start. Flag `--indexer-peers`.",
+        "HTTP URLs, separated by commas, whose `/dump` fills the index at start; the first that answers counts. Flag `--indexer-peers`.",
+    ),
+    used(
+        "selection.indexer_peers_token_file",
+        "POINTSMAN_INDEXER_PEERS_TOKEN_FILE",
+        Path,
+        "",
+        "File with the bearer token that those peers are sent.",
+    ),
+    used(
+        "selection.indexer_peers_ca",
+        "POINTSMAN_INDEXER_PEERS_CA",
+        Path,
+        "",
+        "CA certificates (PEM) that those peers are checked with; `https` needs it. A peer that asks for a certificate is shown `selection.tls_certificate`.",
+    ),
+    used(
+        "selection.recovery_max_secs",
+        "POINTSMAN_RECOVERY_MAX_SECS",
+        Seconds {
+            min: 1,
+            max: DAY_SECONDS,
+        },
+        "30",
+        "Longest time at start for asking those peers; `/ready` is 503 until then.",
+    ),
+    used(
+        "selection.recovery_max_bytes",
+        "POINTSMAN_RECOVERY_MAX_BYTES",
+        Bytes { min: 1 },
+        "1GiB",
+        "How much of a peer's dump is read. It is never in memory whole.",
+    ),
+    used(
+        "selection.recovery_max_blocks",
+        "POINTSMAN_RECOVERY_MAX_BLOCKS",
+        Count {
+            min: 1,
+            max: 1_000_000_000,
+        },
+        "10000000",
+        "How many blocks of a peer's dump are kept for their workers, 16 bytes each.",
     ),
     not_yet(
         "selection.replica_sync_port",
