@@ -166,7 +166,9 @@ pub fn media_hash(id: &str) -> Option<u64> {
     Some(xxh3_64(id.as_bytes()))
 }
 
-fn for_each_block(
+/// Visits the block hashes of the complete blocks of `tokens`, for callers that keep them in a form
+/// of their own; `media` as for [`prompt_hashes`].
+pub fn for_each_block(
     tokens: &[u32],
     layout: HashLayout,
     seed: HashSeed,

@@ -27,6 +27,8 @@ pub enum RecutError {
     TokenCount { blocks: usize },
     #[error("the rank has {MAX_PIECES} small blocks already")]
     Full,
+    #[error("the parent is no block of the rank, so the place within our block is not known")]
+    UnknownParent,
 }
 
 /// What an engine stored, with the tokens of its blocks in a row.
@@ -127,6 +129,65 @@ impl Recut {
         vec![KvEvent::Removed { engine_hashes }]
     }
 
+    /// What is left of engine blocks, in blocks of the partition's size.
+    pub fn remaining(&mut self, copies: &[(EngineHash, u32)]) -> Vec<KvEvent> {
+        match &mut self.kind {
+            Kind::Split(parts) => {
+                let parts = *parts;
+                let of_parts = copies.iter().flat_map(|(name, left)| {
+                    (0..parts).map(move |part| (part_name(*name, part), *left))
+                });
+                vec![KvEvent::Remaining {
+                    copies: of_parts.collect(),
+                }]
+            }
+            Kind::Join(parts, pieces) => {
+                let parts = *parts;
+                let mut engine_hashes = Vec::new();
+                for (name, left) in copies {
+                    match pieces.get_mut(name) {
+                        Some(piece) if *left > 0 && piece.copies > 0 => piece.copies = *left,
+                        Some(piece) if piece.copies > 0 => {
+                            engine_hashes.extend(forget(parts, pieces, *name));
+                        }
+                        _ => {}
+                    }
+                }
+                vec![KvEvent::Removed { engine_hashes }]
+            }
+        }
+    }
+
+    /// What it means that engine blocks which are held elsewhere are held in another tier too;
+    /// nothing where small blocks are joined, as their tokens are not told again.
+    pub fn linked(&self, engine_hashes: &[EngineHash]) -> Option<KvEvent> {
+        let Kind::Split(parts) = self.kind else {
+            return None;
+        };
+        let names = engine_hashes.iter();
+        Some(KvEvent::Linked {
+            engine_hashes: names
+                .flat_map(|name| (0..parts).map(|part| part_name(*name, part)))
+                .collect(),
+        })
+    }
+
+    /// Whether a name is that of a small block that is remembered.
+    pub fn knows(&self, name: EngineHash) -> bool {
+        match &self.kind {
+            Kind::Split(_) => false,
+            Kind::Join(_, pieces) => pieces.contains_key(&name),
+        }
+    }
+
+    /// Small blocks that are remembered.
+    pub fn pieces(&self) -> usize {
+        match &self.kind {
+            Kind::Split(_) => 0,
+            Kind::Join(_, pieces) => pieces.len(),
+        }
+    }
+
     /// Forgets all small blocks.
     pub fn clear(&mut self) {
         if let Kind::Join(_, pieces) = &mut self.kind {
@@ -180,8 +241,7 @@ fn join(
             None => 0,
             Some(parent) => match pieces.get(&parent) {
                 Some(piece) => (piece.position + 1) % parts,
-                // Where the parent is in its block is not known, so neither is this one's place.
-                None => return Ok(events),
+                None => return Err(RecutError::UnknownParent),
             },
         };
         if let Some(piece) = pieces.get_mut(name)
@@ -345,135 +405,4 @@ fn forget(
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::{BTreeMap, BTreeSet};
-
-    use pointsman_plugin::WorkerWithDpRank;
-    use rand::Rng;
-
-    use super::*;
-    use crate::hash::sequence_hashes;
-    use crate::index::KvIndex;
-    use crate::testing::seeded;
-
-    const WORKER: WorkerWithDpRank = WorkerWithDpRank::new(1, 0);
-
-    fn layout(block_size: u32) -> HashLayout {
-        HashLayout {
-            block_size: NonZeroU32::new(block_size).unwrap(),
-            eagle: false,
-        }
-    }
-
-    fn recut(engine: u32, partition: u32) -> Result<Recut, RecutError> {
-        Recut::new(NonZeroU32::new(engine).unwrap(), layout(partition))
-    }
-
-    #[test]
-    fn sizes_that_do_not_divide_each_other_are_refused() {
-        assert!(recut(8, 4).is_ok());
-        assert!(recut(4, 8).is_ok());
-        assert_eq!(
-            recut(6, 4).unwrap_err(),
-            RecutError::BlockSize {
-                engine: 6,
-                partition: 4
-            }
-        );
-    }
-
-    #[test]
-    fn tokens_that_do_not_fill_the_blocks_are_refused() {
-        let store = EngineStore {
-            parent: None,
-            engine_hashes: &[EngineHash(1)],
-            tokens: &[1, 2, 3],
-            seed: HashSeed::default(),
-        };
-        let error = recut(4, 2).unwrap().stored(&store).unwrap_err();
-        assert_eq!(error, RecutError::TokenCount { blocks: 1 });
-    }
-
-    /// An engine's blocks by name: the tokens of the chain up to each, and copies.
-    type Held = BTreeMap<u64, (Vec<u32>, u32)>;
-
-    /// Leading partition blocks of a prompt whose tokens are all in held engine blocks.
-    fn expected(held: &Held, prompt: &[u32], engine: usize, partition: usize) -> usize {
-        let chains: BTreeSet<&[u32]> = held.values().map(|(tokens, _)| &tokens[..]).collect();
-        let is_held = |end: usize| {
-            (engine..=end.next_multiple_of(engine))
-                .step_by(engine)
-                .filter(|to| *to + partition > end && *to > end - partition)
-                .all(|to| prompt.get(..to).is_some_and(|chain| chains.contains(chain)))
-        };
-        (1..=prompt.len() / partition)
-            .take_while(|block| is_held(block * partition))
-            .count()
-    }
-
-    #[test]
-    fn recut_blocks_agree_with_the_engines() {
-        for (engine, partition) in [(4_u32, 4_u32), (8, 4), (12, 4), (2, 4), (1, 4), (2, 6)] {
-            let mut random = seeded(&format!("{engine} into {partition}"));
-            let (size, ours) = (engine as usize, partition as usize);
-            let mut recut = recut(engine, partition).unwrap();
-            let mut index = KvIndex::default();
-            index.add_rank(WORKER);
-            let mut held = Held::new();
-            for _ in 0..1_500 {
-                if random.random_bool(0.55) {
-                    let names: Vec<u64> = held.keys().copied().collect();
-                    let parent = (!names.is_empty() && random.random_bool(0.7))
-                        .then(|| names[random.random_range(0..names.len())]);
-                    let mut chain = parent.map_or_else(Vec::new, |parent| held[&parent].0.clone());
-                    let blocks = random.random_range(1..4);
-                    let tokens: Vec<u32> = (0..blocks)
-                        .flat_map(|_| vec![random.random_range(0..2); size])
-                        .collect();
-                    let mut engine_hashes = Vec::new();
-                    for block in tokens.chunks(size) {
-                        chain.extend(block);
-                        // As engines do: the name follows from the chain.
-                        let bytes: Vec<u8> =
-                            chain.iter().flat_map(|token| token.to_le_bytes()).collect();
-                        let name = xxh3_64(&bytes);
-                        engine_hashes.push(EngineHash(name));
-                        held.entry(name).or_insert_with(|| (chain.clone(), 0)).1 += 1;
-                    }
-                    let store = EngineStore {
-                        parent: parent.map(EngineHash),
-                        engine_hashes: &engine_hashes,
-                        tokens: &tokens,
-                        seed: HashSeed::default(),
-                    };
-                    for event in recut.stored(&store).unwrap() {
-                        index.apply(WORKER, &event);
-                    }
-                } else if let Some(name) = held
-                    .keys()
-                    .nth(random.random_range(0..held.len().max(1)))
-                    .copied()
-                {
-                    let copies = &mut held.get_mut(&name).unwrap().1;
-                    *copies -= 1;
-                    if *copies == 0 {
-                        held.remove(&name);
-                    }
-                    for event in recut.removed(&[EngineHash(name)]) {
-                        index.apply(WORKER, &event);
-                    }
-                }
-                let prompt: Vec<u32> = (0..random.random_range(0..8))
-                    .flat_map(|_| vec![random.random_range(0..2); size])
-                    .collect();
-                let chain = sequence_hashes(&prompt, layout(partition), HashSeed::default(), &[]);
-                let found = index.overlap(&chain).blocks(index.slot(WORKER).unwrap());
-                assert_eq!(
-                    found as usize,
-                    expected(&held, &prompt, size, ours),
-                    "{prompt:?}"
-                );
-            }
-        }
-    }
-}
+mod tests;

@@ -5,9 +5,11 @@
 
 use pointsman_plugin::WorkerWithDpRank;
 
-use super::apply::{Word, count};
-use super::strand::Stretch;
+use super::apply::{Source, Word, count};
+use super::strand::{Place, Stretch};
 use super::{Applied, KvEvent, KvIndex, Placement};
+use crate::hash::EngineHash;
+use crate::ranks::RankSlot;
 
 impl KvIndex {
     /// Takes over a store that somebody else reports of a rank, as a peer's dump does. What the
@@ -54,6 +56,71 @@ impl KvIndex {
         }
         self.counts.unconfirmed_dropped += count(doubted.len());
         doubted.len()
+    }
+
+    /// Blocks that an engine stores behind another show that this one is there, and all before it,
+    /// in the same tier.
+    ///
+    /// It goes back to the first block that is not doubted: what is before that was confirmed
+    /// together with it. Blocks with names or copies of their own wait to be named themselves, as
+    /// it is not known which of their copies is meant.
+    pub fn confirm_parents(&mut self, worker: WorkerWithDpRank, at: Placement, event: &KvEvent) {
+        let KvEvent::Stored {
+            parent: Some(name), ..
+        } = *event
+        else {
+            return;
+        };
+        let sure = |slot: &RankSlot| self.held[slot.index()].is_sure();
+        let Some(slot) = self.ranks.get(worker).filter(|slot| !sure(slot)) else {
+            return;
+        };
+        let Some(place) = self.resolve(slot, name) else {
+            return;
+        };
+        let source = Source {
+            slot,
+            at,
+            word: Word::Engine,
+        };
+        if self.held[slot.index()].is_doubtful(place, at.tier) {
+            self.confirm_block(source, name, place);
+        }
+        let mut behind = self.before(place);
+        while let Some(place) = behind {
+            let rank = &mut self.held[slot.index()];
+            let is_doubted = rank.is_doubtful(place, at.tier);
+            if is_doubted && !rank.is_owned(place) && at.group == rank.home {
+                rank.trust(place, at.tier);
+            } else if !is_doubted {
+                break;
+            }
+            behind = self.before(place);
+        }
+    }
+
+    /// The block before a block, where it is still known.
+    fn before(&self, place: Place) -> Option<Place> {
+        let strand = self.chains.strand(place.strand);
+        if u16::from(place.offset) > strand.base() {
+            let offset = place.offset - 1;
+            return Some(Place { offset, ..place });
+        }
+        let (before, sequence) = strand.parent?;
+        let is_there = self.chains.block(before)?.sequence == sequence;
+        is_there.then_some(before)
+    }
+
+    /// Whether a rank holds a block under this name, in whatever tier.
+    pub fn holds_name(&self, worker: WorkerWithDpRank, name: EngineHash) -> bool {
+        let slot = self.ranks.get(worker);
+        slot.is_some_and(|slot| self.resolve(slot, name).is_some())
+    }
+
+    /// Whether a block of this name waits for its parent.
+    pub fn awaits(&self, worker: WorkerWithDpRank, name: EngineHash) -> bool {
+        let slot = self.ranks.get(worker);
+        slot.is_some_and(|slot| self.waiting.has(slot, name))
     }
 
     /// How many blocks of a rank are doubted, by tier.

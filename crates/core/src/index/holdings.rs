@@ -294,6 +294,11 @@ impl Holdings {
         ids
     }
 
+    /// Nothing is doubted.
+    pub(super) fn is_sure(&self) -> bool {
+        self.doubt.is_empty()
+    }
+
     pub(super) fn is_doubtful(&self, place: Place, tier: Tier) -> bool {
         !self.doubt.is_empty()
             && self

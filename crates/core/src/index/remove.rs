@@ -122,7 +122,10 @@ impl KvIndex {
                 let holders = self.chains.holders(*place);
                 holders.is_some_and(|holders| holders.contains(at.tier, slot))
             });
-            let Some(place) = held else { continue };
+            let Some(place) = held else {
+                known += usize::from(*left == 0 && self.remove_waiting(slot, at, *name));
+                continue;
+            };
             let rank = &self.held[slot.index()];
             let is_own = rank.own(*name).is_some();
             if !is_own && (at.group != rank.home || *left == 1) {

@@ -376,7 +376,7 @@ impl KvIndex {
     }
 
     /// The rank itself says what was only believed: that is all it holds of the block in that tier.
-    fn confirm_block(&mut self, source: Source, name: EngineHash, place: Place) {
+    pub(super) fn confirm_block(&mut self, source: Source, name: EngineHash, place: Place) {
         let Source { slot, at, .. } = source;
         let table_name = self.chains.block(place).map_or(0, |block| block.name);
         let rank = &mut self.held[slot.index()];

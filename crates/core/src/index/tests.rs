@@ -380,6 +380,60 @@ fn doubted_blocks_go_unless_the_engine_names_them() {
 }
 
 #[test]
+fn a_block_stored_behind_doubted_ones_confirms_them() {
+    let mut index = index(&[WORKER]);
+    let chain: Vec<u64> = (1..=600).collect();
+    index.apply(WORKER, &stored(None, &chain));
+    index.apply(WORKER, &stored(None, &[700]));
+    index.apply_at(WORKER, Tier::Host.into(), &linked(&[10]));
+    index.doubt(WORKER);
+    let child = stored(Some(5_000), &[900]);
+    index.confirm_parents(WORKER, Placement::default(), &child);
+    index.apply(WORKER, &child);
+    // 501 to 600 and 700 are still doubted, and block 1 on the host.
+    assert_eq!(index.doubted(WORKER), 102);
+    index.drop_doubted(WORKER);
+    assert_eq!(matched(&index, WORKER, &chain), 500);
+    assert_eq!(matched(&index, WORKER, &[700]), 0);
+    assert_eq!(tiers(&index, WORKER, &[1]), (1, 0, 0));
+}
+
+#[test]
+fn a_confirmed_parent_is_one_copy() {
+    let mut index = index(&[WORKER]);
+    index.apply(WORKER, &stored(None, &[1]));
+    index.apply(WORKER, &stored(None, &[1]));
+    index.doubt(WORKER);
+    index.confirm_parents(WORKER, Placement::default(), &stored(Some(10), &[2]));
+    index.apply(WORKER, &removed(&[10]));
+    assert_eq!(matched(&index, WORKER, &[1]), 0);
+}
+
+#[test]
+fn a_store_that_waits_is_forgotten_when_all_of_it_is_removed() {
+    let mut index = index(&[WORKER]);
+    index.apply(WORKER, &stored(Some(10), &[2, 3]));
+    index.apply(WORKER, &stored(Some(30), &[4]));
+    index.apply(WORKER, &removed(&[20, 30]));
+    assert_eq!(index.stats().waiting_events, 2, "one waits for the other");
+    index.apply(WORKER, &removed(&[40]));
+    assert_eq!(index.stats().waiting_events, 1);
+    assert!(index.awaits(WORKER, EngineHash(20)) && !index.holds_name(WORKER, EngineHash(20)));
+    index.apply(WORKER, &stored(None, &[1]));
+    assert_eq!(matched(&index, WORKER, &[1, 2]), 1);
+}
+
+#[test]
+fn a_block_that_waits_goes_when_no_copy_is_left_of_it() {
+    let mut index = index(&[WORKER]);
+    index.apply(WORKER, &stored(Some(10), &[2]));
+    let copies = vec![(EngineHash(20), 0)];
+    index.apply(WORKER, &KvEvent::Remaining { copies });
+    index.apply(WORKER, &stored(None, &[1]));
+    assert_eq!(matched(&index, WORKER, &[1, 2]), 1);
+}
+
+#[test]
 fn a_dump_leaves_what_the_engine_said_alone() {
     let mut index = index(&[WORKER]);
     index.apply(WORKER, &stored(None, &[1]));

@@ -93,7 +93,10 @@ impl Waiting {
     /// Notes the removal of a block that waits; false if none of that name does.
     pub(super) fn remove(&mut self, slot: RankSlot, at: Placement, name: EngineHash) -> bool {
         let last = self.by_name.get(&(slot, name)).and_then(|ages| ages.last());
-        let Some(orphan) = last.and_then(|age| self.orphans.get_mut(age)) else {
+        let Some(age) = last.copied() else {
+            return false;
+        };
+        let Some(orphan) = self.orphans.get_mut(&age) else {
             return false;
         };
         let stored = orphan
@@ -110,7 +113,27 @@ impl Waiting {
             return false;
         }
         orphan.removed.push((at, name));
+        self.forget_removed(age);
         true
+    }
+
+    /// Forgets a store of which nothing is left, unless others wait for its blocks: they need it to
+    /// know their place.
+    fn forget_removed(&mut self, age: u64) {
+        let is_over = self.orphans.get(&age).is_some_and(|orphan| {
+            let slot = orphan.source.slot;
+            let mut names = orphan.blocks.iter().map(|block| block.engine_hash);
+            orphan.removed.len() == orphan.blocks.len()
+                && names.all(|name| !self.by_parent.contains_key(&(slot, name)))
+        });
+        if is_over {
+            self.take(age);
+        }
+    }
+
+    /// Whether a block of this name waits.
+    pub(super) fn has(&self, slot: RankSlot, name: EngineHash) -> bool {
+        self.by_name.contains_key(&(slot, name))
     }
 
     /// Forgets what waits of one rank.

@@ -6,7 +6,7 @@ use std::time::Instant;
 use pointsman_plugin::WorkerWithDpRank;
 
 use super::Partition;
-use crate::hash::SequenceHash;
+use crate::hash::{EngineHash, SequenceHash};
 use crate::index::{Applied, DumpedRun, KvEvent, Placement};
 use crate::overlaps::Overlaps;
 use crate::selection::SelectionRequest;
@@ -17,14 +17,17 @@ impl Partition {
         self.apply_event_at(worker, Placement::default(), event)
     }
 
-    /// Takes over what a rank's engine says about one tier and group of its cache.
+    /// Takes over what a rank's engine says about one tier and group of its cache. Blocks that are
+    /// stored behind doubted ones end the doubt about those.
     pub fn apply_event_at(
         &self,
         worker: WorkerWithDpRank,
         at: Placement,
         event: &KvEvent,
     ) -> Applied {
-        self.write_index().kv.apply_at(worker, at, event)
+        let mut indexed = self.write_index();
+        indexed.kv.confirm_parents(worker, at, event);
+        indexed.kv.apply_at(worker, at, event)
     }
 
     /// Takes over what a peer's dump says a rank holds: doubted until its engine says so.
@@ -56,6 +59,16 @@ impl Partition {
     /// Forgets what is still doubted of a rank; how many blocks that were.
     pub fn drop_doubted(&self, worker: WorkerWithDpRank) -> usize {
         self.write_index().kv.drop_doubted(worker)
+    }
+
+    /// Whether a rank holds a block under its engine's name for it, in whatever tier.
+    pub fn holds_name(&self, worker: WorkerWithDpRank, name: EngineHash) -> bool {
+        self.read_index().kv.holds_name(worker, name)
+    }
+
+    /// Whether a block of that name waits for its parent to be stored.
+    pub fn awaits(&self, worker: WorkerWithDpRank, name: EngineHash) -> bool {
+        self.read_index().kv.awaits(worker, name)
     }
 
     /// How many blocks of a rank are doubted.

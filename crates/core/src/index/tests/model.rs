@@ -120,27 +120,35 @@ impl Naive {
     }
 
     fn remove_waiting(&mut self, at: Placement, name: u64) {
-        let named = |orphan: &&mut Orphan| orphan.blocks.iter().any(|block| block.0 == name);
-        if let Some(orphan) = self.waiting.iter_mut().rev().find(named) {
-            let stored = orphan.blocks.iter().filter(|block| block.0 == name).count();
-            if orphan
-                .removed
-                .iter()
-                .filter(|removed| removed.1 == name)
-                .count()
-                < stored
-            {
-                orphan.removed.push((at, name));
-            }
+        let named = |orphan: &Orphan| orphan.blocks.iter().any(|block| block.0 == name);
+        let Some(position) = self.waiting.iter().rposition(named) else {
+            return;
+        };
+        let orphan = &mut self.waiting[position];
+        let stored = orphan.blocks.iter().filter(|block| block.0 == name).count();
+        let removed = orphan.removed.iter().filter(|gone| gone.1 == name).count();
+        if removed >= stored {
+            return;
+        }
+        orphan.removed.push((at, name));
+        let orphan = &self.waiting[position];
+        let hang_on = |other: &Orphan| orphan.blocks.iter().any(|block| block.0 == other.parent);
+        if orphan.removed.len() == orphan.blocks.len() && !self.waiting.iter().any(hang_on) {
+            self.waiting.remove(position);
         }
     }
 
     fn set_remaining(&mut self, at: Placement, name: u64, left: u32) {
-        if let Some((_, copies)) = self.names.get_mut(&name)
-            && let Some(count) = copies.get_mut(&(at.tier, at.group))
-        {
-            *count = left;
-            self.settle();
+        let known = self.names.get_mut(&name);
+        match known.filter(|(_, copies)| copies.keys().any(|(tier, _)| *tier == at.tier)) {
+            Some((_, copies)) => {
+                if let Some(count) = copies.get_mut(&(at.tier, at.group)) {
+                    *count = left;
+                    self.settle();
+                }
+            }
+            None if left == 0 => self.remove_waiting(at, name),
+            None => {}
         }
     }
 
