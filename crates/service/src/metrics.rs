@@ -37,6 +37,8 @@ pub(crate) struct EventMetrics {
     pub(crate) bad_frames: Counter,
     pub(crate) duplicates: Counter,
     pub(crate) gaps: Counter,
+    pub(crate) doubts: Counter,
+    pub(crate) failures: Counter,
     pub(crate) subscribers: Gauge,
     pub(crate) connected: Gauge,
     pub(crate) connection_failures: Counter,
@@ -50,8 +52,21 @@ pub(crate) struct EventMetrics {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum EventKind {
     Stored,
+    /// Stored, once its parent is.
+    Waiting,
     Removed,
     Cleared,
+}
+
+impl EventKind {
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Stored => "stored",
+            Self::Waiting => "waiting",
+            Self::Removed => "removed",
+            Self::Cleared => "cleared",
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -184,7 +199,7 @@ impl EventMetrics {
         );
     }
 
-    fn counters(&self) -> [(&'static str, &'static str, &Counter); 7] {
+    fn counters(&self) -> [(&'static str, &'static str, &Counter); 9] {
         [
             (
                 "kv_event_batches",
@@ -213,6 +228,16 @@ impl EventMetrics {
             ),
             ("kv_event_gaps", "Gaps seen in event streams", &self.gaps),
             (
+                "kv_rank_doubts",
+                "Times that all blocks of a rank became suspect",
+                &self.doubts,
+            ),
+            (
+                "kv_event_stream_failures",
+                "Event streams that panicked and were begun anew",
+                &self.failures,
+            ),
+            (
                 "kv_event_connection_failures",
                 "Connections to event publishers that failed or broke",
                 &self.connection_failures,
@@ -221,14 +246,10 @@ impl EventMetrics {
     }
 
     pub(crate) fn count_applied(&self, kind: EventKind) {
-        let name = match kind {
-            EventKind::Stored => "stored",
-            EventKind::Removed => "removed",
-            EventKind::Cleared => "cleared",
+        let labels = KindLabels {
+            kind: Name(kind.as_str()),
         };
-        self.applied
-            .get_or_create(&KindLabels { kind: Name(name) })
-            .inc();
+        self.applied.get_or_create(&labels).inc();
     }
 
     pub(crate) fn count_skipped(&self, reason: SkipReason, count: u32) {
@@ -257,6 +278,14 @@ impl EventMetrics {
                 outcome: Name(name),
             })
             .inc();
+    }
+
+    #[cfg(test)]
+    pub(crate) fn applied(&self, kind: EventKind) -> u64 {
+        let labels = KindLabels {
+            kind: Name(kind.as_str()),
+        };
+        self.applied.get_or_create(&labels).get()
     }
 
     #[cfg(test)]

@@ -1,30 +1,32 @@
 //! Turns decoded batches into changes of the index: checks them against the partition, hashes their
-//! tokens in the right namespace and applies them to the right rank.
+//! tokens in the right namespace and applies them to the right rank, tier and group.
 //!
 //! One ingest serves one event stream. It does no I/O and keeps no more than what later events need:
-//! kinds of cache groups and, for salted or adapter blocks, their namespaces; both bounded.
+//! kinds of cache groups, block sizes and, for salted or adapter blocks, their namespaces; all bounded.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+mod cuts;
+mod memory;
+mod namespaces;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroU32;
 use std::ops::Range;
 use std::sync::Arc;
 
 use pointsman_core::Partition;
 use pointsman_core::hash::{self, EngineHash, HashLayout, HashSeed};
-use pointsman_core::index::{Applied, KvEvent, StoredBlock};
+use pointsman_core::index::{Applied, KvEvent, Placement, StoredBlock, Tier};
+use pointsman_core::recut::EngineStore;
 use pointsman_plugin::WorkerWithDpRank;
-use tracing::debug;
+use tracing::{debug, warn};
 
 use super::progress::RankProgress;
 use super::skip::SkipReason;
-use super::wire::{self, Batch, CacheKind, Event, Frame, Group, Removed, Stored};
+use super::wire::{self, Batch, Event, Frame, Removed, Stored};
 use crate::metrics::{EventKind, EventMetrics};
 use crate::recovery::{Claim, Recovery};
 
-/// Cache groups whose kind is remembered, per rank.
-const MAX_GROUPS: usize = 256;
-/// Salted or adapter blocks whose namespace is remembered, per rank. Beyond it such blocks are left
-/// out, so their children find no parent: less is credited, never the wrong thing.
-const MAX_NAMESPACED_BLOCKS: usize = 262_144;
+use memory::RankMemory;
 
 /// Which stream this is, and what its blocks must look like.
 #[derive(Debug)]
@@ -44,25 +46,18 @@ pub(super) struct Ingest {
     progress: Arc<RankProgress>,
     metrics: EventMetrics,
     ranks: BTreeMap<u32, RankMemory>,
+    /// Ranks that live batches of this stream were for: its replays are for them as well.
+    spoken_for: BTreeSet<u32>,
+    /// Kept for their capacity.
+    batch: Batch,
+    scratch: Scratch,
 }
 
-/// What later events of a rank need to know of earlier ones.
 #[derive(Debug, Default)]
-struct RankMemory {
-    groups: HashMap<u32, CacheKind>,
-    namespaces: HashMap<u64, Namespaced>,
-}
-
-#[derive(Debug)]
-struct Namespaced {
-    namespace: Arc<Namespace>,
-    copies: u32,
-}
-
-#[derive(Debug, PartialEq, Eq)]
-struct Namespace {
-    lora_name: Option<Box<str>>,
-    cache_salt: Option<Box<str>>,
+struct Scratch {
+    blocks: Vec<StoredBlock>,
+    names: Vec<EngineHash>,
+    sorted: Vec<u64>,
 }
 
 impl Ingest {
@@ -72,14 +67,18 @@ impl Ingest {
             progress,
             metrics,
             ranks: BTreeMap::new(),
+            spoken_for: BTreeSet::new(),
+            batch: Batch::default(),
+            scratch: Scratch::default(),
         }
     }
 
     /// Applies one numbered batch. One that does not decode is counted and has used its number.
     pub(super) fn apply(&mut self, frame: &Frame, replayed: bool) {
-        match wire::decode_batch(&frame.payload) {
-            Ok(batch) => {
-                self.apply_batch(batch, replayed);
+        let mut batch = std::mem::take(&mut self.batch);
+        match batch.decode(&frame.payload) {
+            Ok(()) => {
+                self.apply_batch(&batch, replayed);
                 self.metrics.batches.inc();
                 if replayed {
                     self.metrics.replayed_batches.inc();
@@ -91,16 +90,71 @@ impl Ingest {
                 debug!(worker_id, sequence = frame.sequence, %error, "kv event batch dropped");
             }
         }
+        self.batch = batch;
         self.progress.applied(frame.sequence);
+    }
+
+    /// Whether a replayed batch belongs to a rank that this stream never spoke for live: then it is
+    /// another publisher's, with numbers of its own.
+    pub(super) fn is_foreign(&self, payload: &[u8]) -> bool {
+        self.target.ranks.len() > 1
+            && wire::rank_of(payload).is_some_and(|dp_rank| {
+                dp_rank != self.target.dp_rank && !self.spoken_for.contains(&dp_rank)
+            })
     }
 
     /// Forgets what this stream said, of every rank that it spoke for.
     pub(super) fn clear(&mut self) {
-        let mut ranks: BTreeSet<u32> = std::mem::take(&mut self.ranks).into_keys().collect();
-        ranks.insert(self.target.dp_rank);
-        for dp_rank in ranks {
+        for dp_rank in self.spoken_ranks() {
             self.target.partition.clear_rank(self.worker(dp_rank));
         }
+        self.ranks.clear();
+    }
+
+    /// Doubts what this stream said; it counts until it is confirmed or dropped.
+    pub(super) fn doubt(&self) {
+        for dp_rank in self.spoken_ranks() {
+            self.target.partition.doubt_rank(self.worker(dp_rank));
+        }
+    }
+
+    /// Nothing of what this stream said is doubted any more.
+    pub(super) fn trust(&self) {
+        for dp_rank in self.spoken_ranks() {
+            self.target.partition.trust_rank(self.worker(dp_rank));
+        }
+    }
+
+    /// Forgets what is still doubted; how many blocks that were.
+    pub(super) fn drop_doubted(&mut self) -> usize {
+        let mut dropped = 0_usize;
+        for dp_rank in self.spoken_ranks() {
+            let worker = self.worker(dp_rank);
+            let partition = &self.target.partition;
+            let doubted = partition.doubted(worker);
+            dropped = dropped.saturating_add(doubted);
+            let Some(memory) = self.ranks.get_mut(&dp_rank).filter(|_| doubted > 0) else {
+                partition.drop_doubted(worker);
+                continue;
+            };
+            if memory.cuts.joins() {
+                // Which small blocks are still held is as doubtful as what they were joined to.
+                partition.clear_rank(worker);
+                memory.clear();
+                continue;
+            }
+            partition.drop_doubted(worker);
+            memory.namespaces.retain(|name| {
+                partition.holds_name(worker, name) || partition.awaits(worker, name)
+            });
+        }
+        dropped
+    }
+
+    fn spoken_ranks(&self) -> BTreeSet<u32> {
+        let mut ranks: BTreeSet<u32> = self.ranks.keys().copied().collect();
+        ranks.insert(self.target.dp_rank);
+        ranks
     }
 
     /// What a peer said of the rank whose stream this is.
@@ -115,14 +169,15 @@ impl Ingest {
         }
     }
 
-    fn apply_batch(&mut self, batch: Batch, replayed: bool) {
+    fn apply_batch(&mut self, batch: &Batch, replayed: bool) {
         for (reason, count) in batch.skipped.iter() {
             self.metrics.count_skipped(reason, count);
         }
         let dp_rank = batch.dp_rank.unwrap_or(self.target.dp_rank);
+        let is_other = dp_rank != self.target.dp_rank;
         let foreign = if !self.target.ranks.contains(&dp_rank) {
             Some(SkipReason::UnknownRank)
-        } else if replayed && dp_rank != self.target.dp_rank {
+        } else if replayed && is_other && !self.spoken_for.contains(&dp_rank) {
             Some(SkipReason::OtherRank)
         } else {
             None
@@ -132,19 +187,14 @@ impl Ingest {
             self.metrics.count_skipped(reason, events.max(1));
             return;
         }
-        for event in batch.events {
+        if is_other && !replayed {
+            self.spoken_for.insert(dp_rank);
+        }
+        for event in &batch.events {
             let applied = match event {
-                Event::Stored(stored) => self.store(dp_rank, &stored).map(|()| EventKind::Stored),
-                Event::Removed(removed) => {
-                    self.remove(dp_rank, removed).map(|()| EventKind::Removed)
-                }
-                Event::Cleared => {
-                    self.ranks.entry(dp_rank).or_default().namespaces.clear();
-                    self.target
-                        .partition
-                        .apply_event(self.worker(dp_rank), &KvEvent::Cleared);
-                    Ok(EventKind::Cleared)
-                }
+                Event::Stored(stored) => self.store(dp_rank, stored),
+                Event::Removed(removed) => self.remove(dp_rank, removed),
+                Event::Cleared => Ok(self.clear_rank(dp_rank)),
             };
             match applied {
                 Ok(kind) => self.metrics.count_applied(kind),
@@ -153,172 +203,228 @@ impl Ingest {
         }
     }
 
-    fn store(&mut self, dp_rank: u32, stored: &Stored) -> Result<(), SkipReason> {
+    fn clear_rank(&mut self, dp_rank: u32) -> EventKind {
+        self.ranks.entry(dp_rank).or_default().clear();
+        self.target.partition.clear_rank(self.worker(dp_rank));
+        EventKind::Cleared
+    }
+
+    fn store(&mut self, dp_rank: u32, stored: &Stored) -> Result<EventKind, SkipReason> {
         let worker = self.worker(dp_rank);
+        let layout = self.target.layout;
         let memory = self.ranks.entry(dp_rank).or_default();
-        memory.check_group(stored.group)?;
-        if stored.engine_hashes.is_empty() {
-            return Ok(());
+        let at = Placement {
+            tier: stored.tier,
+            group: memory.groups.of_store(stored.group)?,
+        };
+        let blocks = stored.engine_hashes.len();
+        if blocks == 0 {
+            return Ok(EventKind::Stored);
         }
-        self.progress
-            .check_block_size(stored.block_size, self.target.layout.block_size.get())?;
-        if stored.bigram != self.target.layout.eagle {
+        if stored.tokens.is_empty() && stored.tier != Tier::Device {
+            return self.link(worker, at, stored);
+        }
+        let size = reconciled(&self.progress, stored, layout, worker)?;
+        if stored.bigram != layout.eagle {
             return Err(SkipReason::TokenForm);
         }
-        let blocks = stored.engine_hashes.len();
-        if self.target.layout.complete_blocks(stored.tokens.len()) != blocks {
-            return Err(SkipReason::TokenCount);
-        }
-        if names_a_block_twice(&stored.engine_hashes, stored.parent) {
+        let tokens = tokens_of(stored, size, layout).ok_or(SkipReason::TokenCount)?;
+        let sorted = &mut self.scratch.sorted;
+        if names_a_block_twice(&stored.engine_hashes, stored.parent, sorted) {
             return Err(SkipReason::DuplicateHash);
         }
-        let namespace = memory.namespace_of(stored)?;
-        if stored.readable_blocks < blocks {
+        let partition = &self.target.partition;
+        let is_held = |name| partition.holds_name(worker, EngineHash(name));
+        let namespace = memory.namespaces.of(stored, is_held)?;
+        let is_recut = size != layout.block_size;
+        let readable = readable_blocks(stored, is_recut);
+        if readable == 0 {
+            return Err(SkipReason::ExtraKeys);
+        }
+        if readable < blocks {
             self.metrics.count_skipped(SkipReason::ExtraKeys, 1);
         }
-        let event = stored_event(stored, self.target.layout, namespace.as_deref());
-        let names = &stored.engine_hashes[..stored.readable_blocks.min(blocks)];
+        let names = &stored.engine_hashes[..readable];
+        let seed = namespace.as_deref().map(namespaces::Namespace::seed);
+        let seed = seed.unwrap_or_default();
         match &namespace {
-            Some(namespace) => memory.remember(names, namespace)?,
-            None => memory.rename(names),
+            Some(namespace) => memory.namespaces.remember(names, at.tier, namespace)?,
+            None => memory.namespaces.rename(names),
         }
-        if self.target.partition.apply_event(worker, &event) == Applied::UnknownParent {
-            if namespace.is_some() {
-                memory.forget(names);
+        let waits = if is_recut {
+            let recut = memory.cuts.recut(at, size, layout)?;
+            let per_block = usize::try_from(size.get()).unwrap_or(usize::MAX);
+            let overhang = usize::from(layout.eagle);
+            let engine_hashes: Vec<_> = names.iter().copied().map(EngineHash).collect();
+            let events = recut
+                .stored(&EngineStore {
+                    parent: stored.parent.map(EngineHash),
+                    engine_hashes: &engine_hashes,
+                    tokens: &tokens[..readable.saturating_mul(per_block) + overhang],
+                    seed,
+                })
+                .map_err(|error| cuts::reason(&error))?;
+            let mut waits = false;
+            for event in &events {
+                waits |= partition.apply_event_at(worker, at, event) == Applied::UnknownParent;
             }
-            return Err(SkipReason::UnknownParent);
-        }
-        Ok(())
-    }
-
-    fn remove(&mut self, dp_rank: u32, removed: Removed) -> Result<(), SkipReason> {
-        let worker = self.worker(dp_rank);
-        let memory = self.ranks.entry(dp_rank).or_default();
-        memory.check_group(removed.group)?;
-        memory.forget(&removed.engine_hashes);
-        let engine_hashes = removed.engine_hashes.into_iter().map(EngineHash).collect();
-        self.target
-            .partition
-            .apply_event(worker, &KvEvent::Removed { engine_hashes });
-        Ok(())
-    }
-}
-
-impl RankMemory {
-    /// Lets pass what is full attention, by its own word or by what its group said before.
-    fn check_group(&mut self, group: Group) -> Result<(), SkipReason> {
-        let kind = match (group.index, group.kind) {
-            (None, kind) => kind.unwrap_or(CacheKind::FullAttention),
-            (Some(index), Some(kind)) => {
-                if self.groups.len() < MAX_GROUPS || self.groups.contains_key(&index) {
-                    self.groups.insert(index, kind);
-                }
-                kind
-            }
-            (Some(index), None) => match self.groups.get(&index) {
-                Some(&kind) => kind,
-                None if index == 0 => CacheKind::FullAttention,
-                None => return Err(SkipReason::UnknownGroup),
-            },
-        };
-        match kind {
-            CacheKind::FullAttention => Ok(()),
-            CacheKind::Other => Err(SkipReason::CacheKind),
-        }
-    }
-
-    /// The namespace of a store: its parent's, which it may repeat but not contradict.
-    fn namespace_of(&self, stored: &Stored) -> Result<Option<Arc<Namespace>>, SkipReason> {
-        let own = Namespace {
-            lora_name: stored.lora_name.clone(),
-            cache_salt: stored.cache_salt.clone(),
-        };
-        let is_plain = own.lora_name.is_none() && own.cache_salt.is_none();
-        let Some(parent) = stored.parent else {
-            return Ok((!is_plain).then(|| Arc::new(own)));
-        };
-        let Some(inherited) = self.namespaces.get(&parent).map(|known| &known.namespace) else {
-            return if is_plain {
-                Ok(None)
-            } else {
-                Err(SkipReason::Namespace)
-            };
-        };
-        let agrees = |own: &Option<Box<str>>, inherited: &Option<Box<str>>| {
-            own.is_none() || own == inherited
-        };
-        if agrees(&own.lora_name, &inherited.lora_name)
-            && agrees(&own.cache_salt, &inherited.cache_salt)
-        {
-            Ok(Some(Arc::clone(inherited)))
+            waits
         } else {
-            Err(SkipReason::Namespace)
-        }
+            let event = stored_event(&mut self.scratch, stored, readable, layout, seed);
+            let applied = partition.apply_event_at(worker, at, &event);
+            self.scratch.take_back(event);
+            applied == Applied::UnknownParent
+        };
+        Ok(if waits {
+            EventKind::Waiting
+        } else {
+            EventKind::Stored
+        })
     }
 
-    fn remember(&mut self, names: &[u64], namespace: &Arc<Namespace>) -> Result<(), SkipReason> {
-        if self.namespaces.len().saturating_add(names.len()) > MAX_NAMESPACED_BLOCKS {
-            return Err(SkipReason::NamespacesFull);
-        }
-        for &name in names {
-            let known = self.namespaces.entry(name).or_insert_with(|| Namespaced {
-                namespace: Arc::clone(namespace),
-                copies: 0,
-            });
-            if known.namespace != *namespace {
-                // The engine gave the name to another block; its later meaning counts.
-                *known = Namespaced {
-                    namespace: Arc::clone(namespace),
-                    copies: 0,
-                };
+    /// Blocks told without tokens: what they are is known where the rank holds them in another tier.
+    fn link(
+        &mut self,
+        worker: WorkerWithDpRank,
+        at: Placement,
+        stored: &Stored,
+    ) -> Result<EventKind, SkipReason> {
+        let memory = self.ranks.entry(worker.dp_rank).or_default();
+        let names = &stored.engine_hashes;
+        let engine_hashes: Vec<_> = names.iter().copied().map(EngineHash).collect();
+        let partition = &self.target.partition;
+        let mut found = 0;
+        let layout = self.target.layout;
+        for event in memory.cuts.linked(at, &engine_hashes, layout) {
+            if let Applied::Stored {
+                blocks, duplicates, ..
+            } = partition.apply_event_at(worker, at, &event)
+            {
+                found += blocks + duplicates;
             }
-            known.copies = known.copies.saturating_add(1);
         }
-        Ok(())
+        if found == 0 {
+            return Err(SkipReason::UnknownBlock);
+        }
+        memory.namespaces.copy(names, at.tier);
+        Ok(EventKind::Stored)
     }
 
-    /// The names now mean blocks without a namespace, whatever they meant before.
-    fn rename(&mut self, names: &[u64]) {
-        if !self.namespaces.is_empty() {
-            for name in names {
-                self.namespaces.remove(name);
+    fn remove(&mut self, dp_rank: u32, removed: &Removed) -> Result<EventKind, SkipReason> {
+        let worker = self.worker(dp_rank);
+        let partition = &self.target.partition;
+        let memory = self.ranks.entry(dp_rank).or_default();
+        let index = memory.groups.of_removal(removed.group)?;
+        memory.namespaces.forget(removed);
+        let mut counted = Vec::new();
+        let names = &mut self.scratch.names;
+        names.clear();
+        for (at, name) in removed.engine_hashes.iter().enumerate() {
+            match removed.remaining.get(at) {
+                Some(Some(left)) => counted.push((EngineHash(*name), *left)),
+                _ => names.push(EngineHash(*name)),
             }
         }
+        for group in memory.groups.removed_from(index) {
+            let at = Placement {
+                tier: removed.tier,
+                group,
+            };
+            let apply = |event: &KvEvent| {
+                partition.apply_event_at(worker, at, event);
+            };
+            memory.cuts.removed(at, names, apply);
+            if !counted.is_empty() {
+                memory.cuts.remaining(at, &counted, apply);
+            }
+        }
+        Ok(EventKind::Removed)
     }
 
-    fn forget(&mut self, names: &[u64]) {
-        if self.namespaces.is_empty() {
-            return;
-        }
-        for name in names {
-            if let Some(known) = self.namespaces.get_mut(name) {
-                known.copies = known.copies.saturating_sub(1);
-                if known.copies == 0 {
-                    self.namespaces.remove(name);
-                }
-            }
+    /// What is remembered of earlier events: namespaces and small blocks.
+    #[cfg(test)]
+    fn remembered(&self) -> usize {
+        let ranks = self.ranks.values();
+        ranks
+            .map(|memory| memory.namespaces.len() + memory.cuts.pieces())
+            .sum()
+    }
+}
+
+impl Scratch {
+    fn take_back(&mut self, event: KvEvent) {
+        if let KvEvent::Stored { blocks, .. } = event {
+            self.blocks = blocks;
         }
     }
 }
 
-fn stored_event(stored: &Stored, layout: HashLayout, namespace: Option<&Namespace>) -> KvEvent {
-    let seed = namespace.map_or_else(HashSeed::default, |namespace| {
-        HashSeed::new(
-            namespace.lora_name.as_deref(),
-            namespace.cache_salt.as_deref(),
-        )
+/// The block size of a store, if its blocks are the partition's or can be cut to them.
+fn reconciled(
+    progress: &RankProgress,
+    stored: &Stored,
+    layout: HashLayout,
+    worker: WorkerWithDpRank,
+) -> Result<NonZeroU32, SkipReason> {
+    let (found, wanted) = (stored.block_size, layout.block_size.get());
+    if found == wanted {
+        return Ok(layout.block_size);
+    }
+    let size = NonZeroU32::new(found).filter(|_| {
+        found.is_multiple_of(wanted) || (wanted.is_multiple_of(found) && !layout.eagle)
     });
-    let hashes = hash::prompt_hashes(&stored.tokens, layout, seed, &stored.media);
-    let blocks = stored
-        .engine_hashes
-        .iter()
-        .zip(hashes.block_hashes)
-        .take(stored.readable_blocks)
-        .map(|(&name, block_hash)| StoredBlock {
-            engine_hash: EngineHash(name),
+    if size.is_some_and(|size| tokens_of(stored, size, layout).is_none()) {
+        // An event that contradicts itself says nothing about its engine.
+        return Err(SkipReason::TokenCount);
+    }
+    if progress.saw_block_size(found, size.is_some()) {
+        let WorkerWithDpRank { worker_id, dp_rank } = worker;
+        let cut_again = size.is_some();
+        warn!(
+            worker_id,
+            dp_rank, found, wanted, cut_again, "kv events with another block size"
+        );
+    }
+    size.ok_or(SkipReason::BlockSize)
+}
+
+/// The tokens of a store's blocks; `None` if they do not fill as many as it names.
+fn tokens_of(stored: &Stored, size: NonZeroU32, layout: HashLayout) -> Option<&[u32]> {
+    let engine = HashLayout {
+        block_size: size,
+        ..layout
+    };
+    let blocks = engine.complete_blocks(stored.tokens.len());
+    (blocks == stored.engine_hashes.len()).then_some(stored.tokens.as_slice())
+}
+
+/// Leading blocks with an identity that can be computed. Where in a block of the partition a media
+/// item of a larger or smaller block belongs is not told.
+fn readable_blocks(stored: &Stored, is_recut: bool) -> usize {
+    let readable = stored.readable_blocks.min(stored.engine_hashes.len());
+    let with_media = stored.media.iter().position(|items| !items.is_empty());
+    match with_media {
+        Some(block) if is_recut => readable.min(block),
+        _ => readable,
+    }
+}
+
+fn stored_event(
+    scratch: &mut Scratch,
+    stored: &Stored,
+    readable: usize,
+    layout: HashLayout,
+    seed: HashSeed,
+) -> KvEvent {
+    let mut blocks = std::mem::take(&mut scratch.blocks);
+    blocks.clear();
+    let mut names = stored.engine_hashes[..readable].iter();
+    hash::for_each_block(&stored.tokens, layout, seed, &stored.media, |block_hash| {
+        blocks.extend(names.next().map(|name| StoredBlock {
+            engine_hash: EngineHash(*name),
             block_hash,
-        })
-        .collect();
+        }));
+    });
     KvEvent::Stored {
         parent: stored.parent.map(EngineHash),
         blocks,
@@ -326,11 +432,12 @@ fn stored_event(stored: &Stored, layout: HashLayout, namespace: Option<&Namespac
 }
 
 /// Whether a name occurs twice, the parent's included: then no order of blocks can be right.
-fn names_a_block_twice(names: &[u64], parent: Option<u64>) -> bool {
+fn names_a_block_twice(names: &[u64], parent: Option<u64>, sorted: &mut Vec<u64>) -> bool {
     if names.len() == 1 {
         return parent == Some(names[0]);
     }
-    let mut sorted: Vec<u64> = names.iter().copied().chain(parent).collect();
+    sorted.clear();
+    sorted.extend(names.iter().copied().chain(parent));
     sorted.sort_unstable();
     sorted.windows(2).any(|pair| pair[0] == pair[1])
 }

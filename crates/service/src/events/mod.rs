@@ -12,6 +12,7 @@ mod sample;
 mod skip;
 mod stream;
 mod subscriber;
+mod supervise;
 mod wire;
 
 use std::ops::Range;
@@ -98,7 +99,7 @@ impl EventsConfig {
 }
 
 /// The rank whose events are wanted, and where they go.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct RankStream {
     pub(crate) partition: Arc<Partition>,
     pub(crate) worker_id: u64,
@@ -142,8 +143,8 @@ impl Subscribers {
         }
     }
 
-    /// Starts a subscriber. It waits for `predecessor`, the one it replaces, so that nothing of the
-    /// old stream is applied after the rank was cleared for the new one.
+    /// Starts a subscriber. It waits for `predecessor`, the one it replaces, which forgets what it
+    /// said before it ends.
     pub(crate) fn start(
         &self,
         stream: RankStream,
@@ -152,20 +153,20 @@ impl Subscribers {
         let stop = self.stop.child_token();
         let progress = Arc::new(RankProgress::default());
         let source = stream.source.clone();
-        let subscriber = subscriber::Subscriber::new(
+        let supervised = supervise::Supervised {
             stream,
-            Arc::clone(&self.config),
-            Arc::clone(&progress),
-            self.metrics.clone(),
-            Arc::clone(&self.recovery),
-        );
+            config: Arc::clone(&self.config),
+            progress: Arc::clone(&progress),
+            metrics: self.metrics.clone(),
+            recovery: Arc::clone(&self.recovery),
+        };
         let token = stop.clone();
         let task = self.runtime.spawn(async move {
             if let Some(predecessor) = predecessor {
                 // It was told to stop before this one was started; how it ended does not matter.
                 let _ended = predecessor.await;
             }
-            token.run_until_cancelled(subscriber.run()).await;
+            supervised.run(token).await;
         });
         Subscription {
             source,

@@ -2,7 +2,6 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-use super::skip::SkipReason;
 use crate::workers::RankEvents;
 
 /// Facts about one stream. Each is exact by itself; together they may be a moment apart.
@@ -13,8 +12,10 @@ pub(crate) struct RankProgress {
     /// The last number plus one, so that 0 means none.
     next_sequence: AtomicU64,
     applied_batches: AtomicU64,
+    recut_events: AtomicU64,
     block_size_mismatches: AtomicU64,
-    mismatched_block_size: AtomicU32,
+    /// 0 is none: no event of that size is told of here.
+    foreign_block_size: AtomicU32,
 }
 
 impl RankProgress {
@@ -33,27 +34,31 @@ impl RankProgress {
         self.suspect.store(suspect, Ordering::Relaxed);
     }
 
-    /// Counts a block size that is not the partition's.
-    pub(super) fn check_block_size(&self, found: u32, wanted: u32) -> Result<(), SkipReason> {
-        if found == wanted {
-            return Ok(());
-        }
-        self.mismatched_block_size.store(found, Ordering::Relaxed);
-        self.block_size_mismatches.fetch_add(1, Ordering::Relaxed);
-        Err(SkipReason::BlockSize)
+    /// Counts a store with a block size that is not the partition's; true if that is news.
+    pub(super) fn saw_block_size(&self, found: u32, reconciled: bool) -> bool {
+        let count = if reconciled {
+            &self.recut_events
+        } else {
+            &self.block_size_mismatches
+        };
+        count.fetch_add(1, Ordering::Relaxed);
+        self.foreign_block_size.swap(found, Ordering::Relaxed) != found
     }
 
     pub(crate) fn report(&self) -> RankEvents {
         let applied_batches = self.applied_batches.load(Ordering::Acquire);
+        let recut_events = self.recut_events.load(Ordering::Relaxed);
         let block_size_mismatches = self.block_size_mismatches.load(Ordering::Relaxed);
-        let mismatched = self.mismatched_block_size.load(Ordering::Relaxed);
+        let foreign = self.foreign_block_size.load(Ordering::Relaxed);
         RankEvents {
             connected: self.connected.load(Ordering::Relaxed),
             suspect: self.suspect.load(Ordering::Relaxed),
             last_sequence: self.next_sequence.load(Ordering::Relaxed).checked_sub(1),
             applied_batches,
+            recut_events,
             block_size_mismatches,
-            mismatched_block_size: (block_size_mismatches > 0).then_some(mismatched),
+            mismatched_block_size: (recut_events > 0 || block_size_mismatches > 0)
+                .then_some(foreign),
         }
     }
 }

@@ -10,8 +10,6 @@ pub(crate) enum SkipReason {
     UnknownEvent,
     /// The shape of a known event is wrong.
     Malformed,
-    /// A known medium other than device memory.
-    OtherMedium,
     /// A medium we have no name for.
     UnknownMedium,
     /// The cache is not full attention: its blocks are not reusable as a prefix.
@@ -22,7 +20,7 @@ pub(crate) enum SkipReason {
     Locality,
     /// The blocks belong to a cache that the engine does not own.
     Ownership,
-    /// The event's block size is not the partition's.
+    /// The event's block size is no multiple or divisor of the partition's.
     BlockSize,
     /// The tokens do not fill the blocks that the event names.
     TokenCount,
@@ -44,15 +42,18 @@ pub(crate) enum SkipReason {
     UnknownRank,
     /// A replayed batch that belongs to another rank.
     OtherRank,
-    /// The parent is not held by this rank, so the blocks have no place.
+    /// The parent is not held by this rank, so the place of blocks that are to be joined is not known.
     UnknownParent,
+    /// Blocks told without tokens that the rank holds in no tier.
+    UnknownBlock,
+    /// The rank has too many small blocks that are to be joined, or block sizes.
+    RecutFull,
 }
 
 impl SkipReason {
-    pub(crate) const ALL: [Self; 20] = [
+    pub(crate) const ALL: [Self; 21] = [
         Self::UnknownEvent,
         Self::Malformed,
-        Self::OtherMedium,
         Self::UnknownMedium,
         Self::CacheKind,
         Self::UnknownGroup,
@@ -70,13 +71,14 @@ impl SkipReason {
         Self::UnknownRank,
         Self::OtherRank,
         Self::UnknownParent,
+        Self::UnknownBlock,
+        Self::RecutFull,
     ];
 
     pub(crate) const fn as_str(self) -> &'static str {
         match self {
             Self::UnknownEvent => "unknown_event",
             Self::Malformed => "malformed",
-            Self::OtherMedium => "other_medium",
             Self::UnknownMedium => "unknown_medium",
             Self::CacheKind => "cache_kind",
             Self::UnknownGroup => "unknown_group",
@@ -94,6 +96,8 @@ impl SkipReason {
             Self::UnknownRank => "unknown_rank",
             Self::OtherRank => "other_rank",
             Self::UnknownParent => "unknown_parent",
+            Self::UnknownBlock => "unknown_block",
+            Self::RecutFull => "recut_full",
         }
     }
 }

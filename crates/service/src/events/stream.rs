@@ -1,110 +1,54 @@
-//! The state of one numbered event stream: what to apply, what to ask for again, when to forget.
+//! The state of one numbered event stream: what to apply, what to ask for again, when to doubt or
+//! forget.
 //!
 //! Sans-IO: frames, the outcome of replays and the time come in, actions go out. It opens no socket,
 //! decodes no payload and knows no index. The rules:
 //!
 //! - A gap is filled by a replay from the missing number; live frames wait behind it, in order.
-//! - Without a replay endpoint a gap, a restart or a new connection clears the rank.
-//! - A replay that fails makes the rank *suspect*: live frames go on at once, a rebuild from number
-//!   0 is tried with back-off, and what is still unconfirmed at the limit is cleared.
+//! - A lost connection makes the rank *suspect*. A replay that shows the last frame unchanged ends
+//!   that; one that shows another frame, or none, is a restart.
+//! - A gap that no replay fills makes the rank suspect too: live frames go on at once, and a rebuild
+//!   from number 0 is tried with back-off, where there is a replay endpoint.
+//! - What is suspect counts until the time is up. What the engine names meanwhile is confirmed; the
+//!   rest is dropped. New trouble meanwhile starts a second round and prolongs no first one.
 //! - A number that was seen is a duplicate if its payload is the one kept for it, else a restart.
 //! - A payload that cannot be decoded has still used its number, so it never looks like a gap.
 
+mod action;
+
 use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hasher};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::wire::Frame;
 
+pub(super) use action::{Action, Actions, Limits, ReplayEnd};
+pub(crate) use action::{ClearCause, Sight};
+
 /// Frames whose digest is remembered, to tell a duplicate from a restart.
 const REMEMBERED_FRAMES: usize = 1024;
-
-#[derive(Clone, Debug)]
-pub(super) struct Limits {
-    /// How long blocks that may be stale are still believed.
-    pub(super) suspect: Duration,
-    pub(super) retry_min: Duration,
-    pub(super) retry_max: Duration,
-    /// Live frames, and their bytes, that wait behind a replay before the socket is left unread.
-    pub(super) held_frames: usize,
-    pub(super) held_bytes: usize,
-}
-
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Action {
-    Apply {
-        frame: Frame,
-        replayed: bool,
-    },
-    /// Forget all blocks of the ranks that this stream speaks for.
-    Clear(ClearCause),
-    /// Ask for everything from this number on; it replaces a replay under way.
-    Replay {
-        from: u64,
-    },
-    /// Stop the replay under way.
-    StopReplay,
-    /// A fact to count; nothing to do.
-    Saw(Sight),
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Sight {
-    Gap,
-    Duplicate,
-}
-
-/// Why a rank was cleared.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum ClearCause {
-    /// Frames were lost and cannot be had again.
-    Lost,
-    /// The engine counts from the beginning again.
-    Restart,
-    /// A new connection, and no way to learn what was missed.
-    Reconnected,
-    /// The engine could not be reached for too long.
-    Unreachable,
-    /// Suspect blocks were not confirmed in time.
-    Unconfirmed,
-    /// A complete replay is about to replace everything.
-    Rebuild,
-}
-
-impl ClearCause {
-    pub(crate) const fn as_str(self) -> &'static str {
-        match self {
-            Self::Lost => "lost",
-            Self::Restart => "restart",
-            Self::Reconnected => "reconnected",
-            Self::Unreachable => "unreachable",
-            Self::Unconfirmed => "unconfirmed",
-            Self::Rebuild => "rebuild",
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ReplayEnd {
-    /// The engine sent its end marker.
-    Complete,
-    /// No answer in time, a broken connection, or nonsense.
-    Failed,
-}
+/// Numbers of other publishers that one replay may use.
+const FOREIGN_FRAMES: usize = 16_384;
 
 #[derive(Debug)]
 enum Phase {
     Live,
     Replaying(Replay),
-    Suspect(Suspicion),
+    /// A replay failed; a rebuild is due.
+    Waiting {
+        retry_at: Instant,
+    },
 }
 
 #[derive(Debug)]
 struct Replay {
     purpose: Purpose,
+    /// It began with number 0, so it names all that the engine holds.
+    is_whole: bool,
+    /// Numbers that frames of other publishers used, in order.
+    foreign: VecDeque<u64>,
     held: VecDeque<Frame>,
     held_bytes: usize,
-    suspicion: Option<Suspicion>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -117,13 +61,24 @@ enum Purpose {
     Rebuild,
 }
 
+/// A replay failed, and none has succeeded since.
 #[derive(Clone, Copy, Debug)]
-struct Suspicion {
+struct Trouble {
     since: Instant,
-    retry_at: Instant,
     attempts: u32,
-    /// Blocks from before the trouble may be stale; otherwise only history is missing.
-    stale: bool,
+}
+
+/// Blocks that may be stale.
+#[derive(Clone, Copy, Debug)]
+struct Doubt {
+    since: Instant,
+    /// Frames are missing, so that no frame that is unchanged can end it.
+    lost: bool,
+    /// Something was applied since, which is not doubted.
+    applied: bool,
+    /// There was new trouble since: what was applied before it is to be doubted next, and whether
+    /// frames are missing there.
+    again: Option<bool>,
 }
 
 #[derive(Debug)]
@@ -131,6 +86,8 @@ pub(super) struct Stream {
     can_replay: bool,
     limits: Limits,
     phase: Phase,
+    trouble: Option<Trouble>,
+    doubt: Option<Doubt>,
     /// The number expected next; `None` before the first frame.
     next: Option<u64>,
     /// Numbers applied last, ascending, with their payload's digest.
@@ -140,14 +97,14 @@ pub(super) struct Stream {
     connected_before: bool,
 }
 
-pub(super) type Actions = Vec<Action>;
-
 impl Stream {
     pub(super) fn new(can_replay: bool, limits: Limits) -> Self {
         Self {
             can_replay,
             limits,
             phase: Phase::Live,
+            trouble: None,
+            doubt: None,
             next: None,
             recent: VecDeque::new(),
             dirty: false,
@@ -156,33 +113,29 @@ impl Stream {
     }
 
     /// A connection was made; frames that follow come from it.
-    pub(super) fn connected(&mut self, actions: &mut Actions) {
+    pub(super) fn connected(&mut self, now: Instant, actions: &mut Actions) {
         let first = !std::mem::replace(&mut self.connected_before, true);
         if first {
             return;
         }
-        if !self.can_replay {
-            self.forget(ClearCause::Reconnected, actions);
-            return;
+        if self.doubt.is_none() {
+            self.start_doubt(false, now, actions);
         }
-        let Some(next) = self.next else { return };
-        let suspicion = match std::mem::replace(&mut self.phase, Phase::Live) {
-            Phase::Live => None,
-            Phase::Replaying(replay) => replay.suspicion,
-            Phase::Suspect(suspicion) => Some(suspicion),
+        let Some(next) = self.next.filter(|_| self.can_replay) else {
+            return;
         };
         match self.recent.back() {
-            _ if suspicion.is_some() => self.replay(Purpose::Rebuild, 0, suspicion, actions),
+            _ if self.trouble.is_some() => self.replay(Purpose::Rebuild, 0, actions),
             Some(&(sequence, digest)) => {
-                self.replay(
-                    Purpose::Verify { sequence, digest },
-                    sequence,
-                    None,
-                    actions,
-                );
+                self.replay(Purpose::Verify { sequence, digest }, sequence, actions);
             }
-            None => self.replay(Purpose::Fill, next, None, actions),
+            None => self.replay(Purpose::Fill, next, actions),
         }
+    }
+
+    /// The connection is gone, and with it what the engine says until there is a new one.
+    pub(super) fn disconnected(&mut self, now: Instant, actions: &mut Actions) {
+        self.start_doubt(false, now, actions);
     }
 
     /// The engine stayed unreachable for the whole suspect time.
@@ -190,13 +143,13 @@ impl Stream {
         self.forget(ClearCause::Unreachable, actions);
     }
 
-    pub(super) fn live(&mut self, frame: Frame, actions: &mut Actions) {
+    pub(super) fn live(&mut self, frame: Frame, now: Instant, actions: &mut Actions) {
         match &mut self.phase {
             Phase::Replaying(replay) if !matches!(replay.purpose, Purpose::Rebuild) => {
                 replay.held_bytes = replay.held_bytes.saturating_add(frame.payload.len());
                 replay.held.push_back(frame);
             }
-            _ => self.accept(frame, actions),
+            _ => self.accept(frame, now, actions),
         }
     }
 
@@ -207,7 +160,7 @@ impl Stream {
                 replay.held.len() >= self.limits.held_frames
                     || replay.held_bytes >= self.limits.held_bytes
             }
-            Phase::Live | Phase::Suspect(_) => false,
+            Phase::Live | Phase::Waiting { .. } => false,
         }
     }
 
@@ -221,15 +174,15 @@ impl Stream {
             Purpose::Verify { sequence, digest } if frame.sequence == sequence => {
                 if digest_of(&frame.payload) == digest {
                     replay.purpose = Purpose::Fill;
+                    self.verified(actions);
                 } else {
-                    self.start_over(actions);
+                    self.start_over(now, actions);
                 }
                 return;
             }
             Purpose::Verify { .. } => replay.purpose = Purpose::Fill,
             Purpose::Rebuild => {
                 replay.purpose = Purpose::Fill;
-                replay.suspicion = None;
                 self.clear(ClearCause::Rebuild, actions);
                 self.recent.clear();
                 self.next = Some(frame.sequence);
@@ -238,13 +191,36 @@ impl Stream {
         self.fill(frame, now, actions);
     }
 
+    /// A replayed frame that belongs to another publisher, or to another rank of this one: if it has
+    /// the number that is due, that number may be used by it.
+    pub(super) fn replayed_foreign(&mut self, sequence: u64) {
+        if let Phase::Replaying(replay) = &mut self.phase
+            && matches!(replay.purpose, Purpose::Fill)
+            && self.next == Some(sequence)
+            && replay.foreign.len() < FOREIGN_FRAMES
+        {
+            replay.foreign.push_back(sequence);
+            self.next = Some(sequence.saturating_add(1));
+        }
+    }
+
     pub(super) fn replay_ended(&mut self, end: ReplayEnd, now: Instant, actions: &mut Actions) {
         let Phase::Replaying(replay) = &self.phase else {
             return;
         };
+        if let Some(first) = replay.foreign.front() {
+            // What nobody but others used at the end is still to come.
+            let own = self.recent.back().map_or(*first, |(number, _)| number + 1);
+            self.next = Some(own.max(*first));
+        }
         match (end, replay.purpose) {
-            (ReplayEnd::Complete, Purpose::Verify { .. }) => self.start_over(actions),
-            (ReplayEnd::Complete, Purpose::Fill) => self.resume(now, actions),
+            (ReplayEnd::Complete, Purpose::Verify { .. }) => self.start_over(now, actions),
+            (ReplayEnd::Complete, Purpose::Fill) => {
+                if replay.is_whole {
+                    actions.push(Action::DropDoubted);
+                }
+                self.resume(now, actions);
+            }
             (ReplayEnd::Complete, Purpose::Rebuild) => {
                 // The engine answered and holds nothing: nothing of what we hold can be confirmed.
                 self.clear(ClearCause::Rebuild, actions);
@@ -256,56 +232,60 @@ impl Stream {
 
     /// When `woke` must be called, if at all.
     pub(super) fn wake_at(&self) -> Option<Instant> {
-        match &self.phase {
-            Phase::Suspect(suspicion) => Some(
-                suspicion
-                    .retry_at
-                    .min(suspicion.since + self.limits.suspect),
-            ),
-            Phase::Live | Phase::Replaying(_) => None,
-        }
+        let due = match self.phase {
+            Phase::Replaying(_) => return None,
+            Phase::Live => None,
+            Phase::Waiting { retry_at } => Some(retry_at),
+        };
+        let up = self.doubt.map(|doubt| doubt.since + self.limits.suspect);
+        let given_up = self
+            .trouble
+            .map(|trouble| trouble.since + self.limits.suspect);
+        [due, up, given_up].into_iter().flatten().min()
     }
 
     pub(super) fn woke(&mut self, now: Instant, actions: &mut Actions) {
-        let Phase::Suspect(suspicion) = self.phase else {
+        if matches!(self.phase, Phase::Replaying(_)) {
             return;
-        };
-        if now >= suspicion.since + self.limits.suspect {
-            self.phase = Phase::Live;
-            if suspicion.stale {
-                self.clear(ClearCause::Unconfirmed, actions);
+        }
+        let limit = self.limits.suspect;
+        let is_over = |since: Instant| now >= since + limit;
+        if let Some(doubt) = self.doubt.filter(|doubt| is_over(doubt.since)) {
+            self.doubt = None;
+            actions.push(Action::DropDoubted);
+            if let Some(lost) = doubt.again {
+                self.start_doubt(lost, now, actions);
             }
-        } else if now >= suspicion.retry_at {
-            self.replay(Purpose::Rebuild, 0, Some(suspicion), actions);
+        }
+        if self.trouble.is_some_and(|trouble| is_over(trouble.since)) {
+            self.trouble = None;
+            self.phase = Phase::Live;
+        }
+        if let Phase::Waiting { retry_at } = self.phase
+            && now >= retry_at
+        {
+            self.replay(Purpose::Rebuild, 0, actions);
         }
     }
 
     pub(super) fn is_suspect(&self) -> bool {
-        match &self.phase {
-            Phase::Suspect(suspicion) => suspicion.stale,
-            Phase::Replaying(replay) => replay.suspicion.is_some_and(|suspicion| suspicion.stale),
-            Phase::Live => false,
-        }
+        self.doubt.is_some()
     }
 
-    fn accept(&mut self, frame: Frame, actions: &mut Actions) {
+    fn accept(&mut self, frame: Frame, now: Instant, actions: &mut Actions) {
         let is_steady = matches!(self.phase, Phase::Live);
         match self.next {
             None if frame.sequence == 0 || !self.can_replay || !is_steady => {
                 self.apply(frame, false, actions);
             }
-            None => self.fill_before(frame, 0, actions),
+            None => self.fill_before(frame, 0, now, actions),
             Some(next) if frame.sequence == next => self.apply(frame, false, actions),
             Some(next) if frame.sequence > next => {
                 actions.push(Action::Saw(Sight::Gap));
-                if !is_steady {
-                    // The rebuild that is due repairs this gap as well.
-                    self.distrust();
-                    self.apply(frame, false, actions);
-                } else if self.can_replay {
-                    self.fill_before(frame, next, actions);
+                if is_steady && self.can_replay {
+                    self.fill_before(frame, next, now, actions);
                 } else {
-                    self.clear(ClearCause::Lost, actions);
+                    self.start_doubt(true, now, actions);
                     self.apply(frame, false, actions);
                 }
             }
@@ -314,31 +294,32 @@ impl Stream {
             }
             Some(_) => {
                 self.forget(ClearCause::Restart, actions);
-                self.accept(frame, actions);
+                self.accept(frame, now, actions);
             }
         }
     }
 
-    /// Something was missed while a rebuild is due: what is held may be stale from now on.
-    fn distrust(&mut self) {
-        let suspicion = match &mut self.phase {
-            Phase::Suspect(suspicion) => Some(suspicion),
-            Phase::Replaying(replay) => replay.suspicion.as_mut(),
-            Phase::Live => None,
-        };
-        if let Some(suspicion) = suspicion {
-            suspicion.stale |= self.dirty;
-        }
-    }
-
-    fn fill_before(&mut self, frame: Frame, from: u64, actions: &mut Actions) {
+    fn fill_before(&mut self, frame: Frame, from: u64, now: Instant, actions: &mut Actions) {
         self.next = Some(from);
-        self.replay(Purpose::Fill, from, None, actions);
-        self.live(frame, actions);
+        self.replay(Purpose::Fill, from, actions);
+        self.live(frame, now, actions);
     }
 
     /// A replayed frame in its place, or beyond it when the engine no longer has what is missing.
     fn fill(&mut self, frame: Frame, now: Instant, actions: &mut Actions) {
+        if let Phase::Replaying(replay) = &mut self.phase {
+            replay.is_whole |= frame.sequence == 0 && self.next == Some(0);
+            if let Some(used) = replay
+                .foreign
+                .iter()
+                .position(|used| *used == frame.sequence)
+            {
+                // Another publisher's frame had the same number; those before it are not ours.
+                replay.foreign.drain(..=used);
+                self.apply(frame, true, actions);
+                return;
+            }
+        }
         match self.next {
             Some(next) if frame.sequence < next => {
                 let kept = self.digest_kept(frame.sequence);
@@ -357,17 +338,18 @@ impl Stream {
     }
 
     /// The engine's history is not the one we know: forget it and read the new one from 0.
-    fn start_over(&mut self, actions: &mut Actions) {
+    fn start_over(&mut self, now: Instant, actions: &mut Actions) {
         let held = match std::mem::replace(&mut self.phase, Phase::Live) {
             Phase::Replaying(replay) => replay.held,
-            Phase::Live | Phase::Suspect(_) => VecDeque::new(),
+            Phase::Live | Phase::Waiting { .. } => VecDeque::new(),
         };
         self.clear(ClearCause::Restart, actions);
+        self.trouble = None;
         self.recent.clear();
         self.next = Some(0);
-        self.replay(Purpose::Fill, 0, None, actions);
+        self.replay(Purpose::Fill, 0, actions);
         for frame in held {
-            self.live(frame, actions);
+            self.live(frame, now, actions);
         }
     }
 
@@ -376,6 +358,7 @@ impl Stream {
         let Phase::Replaying(replay) = std::mem::replace(&mut self.phase, Phase::Live) else {
             return;
         };
+        self.trouble = None;
         if let (Some(first), Some(next)) = (replay.held.front(), self.next)
             && first.sequence > next
         {
@@ -385,30 +368,30 @@ impl Stream {
         self.drain(replay.held, now, actions);
     }
 
+    /// A replay failed: what is held may be stale, live frames go on.
     fn suspect(&mut self, now: Instant, actions: &mut Actions) {
         let Phase::Replaying(replay) = std::mem::replace(&mut self.phase, Phase::Live) else {
             return;
         };
-        self.phase = Phase::Suspect(self.suspicion(replay.suspicion, now));
+        self.wait_for_rebuild(now, actions);
         self.drain(replay.held, now, actions);
     }
 
-    /// A first suspicion, or one attempt more of an earlier one.
-    fn suspicion(&self, earlier: Option<Suspicion>, now: Instant) -> Suspicion {
-        let attempts = earlier
-            .map_or(0, |earlier| earlier.attempts)
-            .saturating_add(1);
+    fn wait_for_rebuild(&mut self, now: Instant, actions: &mut Actions) {
+        self.start_doubt(true, now, actions);
+        let trouble = self.trouble.get_or_insert(Trouble {
+            since: now,
+            attempts: 0,
+        });
         let back_off = self
             .limits
             .retry_min
-            .saturating_mul(1 << attempts.saturating_sub(1).min(16))
+            .saturating_mul(1 << trouble.attempts.min(16))
             .min(self.limits.retry_max);
-        Suspicion {
-            since: earlier.map_or(now, |earlier| earlier.since),
+        trouble.attempts = trouble.attempts.saturating_add(1);
+        self.phase = Phase::Waiting {
             retry_at: now + back_off,
-            attempts,
-            stale: earlier.map_or(self.dirty, |earlier| earlier.stale),
-        }
+        };
     }
 
     /// Frames that waited behind a replay. One that the replay went past is not taken for a restart,
@@ -418,47 +401,81 @@ impl Stream {
         for frame in held {
             let is_past = self.next.is_some_and(|next| frame.sequence < next);
             if matches!(self.phase, Phase::Replaying(_)) || !is_past {
-                self.live(frame, actions);
+                self.live(frame, now, actions);
                 continue;
             }
             actions.push(Action::Saw(Sight::Duplicate));
             let kept = self.digest_kept(frame.sequence);
             let contradicts = kept.is_some_and(|digest| digest != digest_of(&frame.payload));
             if contradicts && matches!(self.phase, Phase::Live) {
-                self.phase = Phase::Suspect(self.suspicion(None, now));
+                self.wait_for_rebuild(now, actions);
             }
         }
     }
 
-    fn replay(
-        &mut self,
-        purpose: Purpose,
-        from: u64,
-        suspicion: Option<Suspicion>,
-        actions: &mut Actions,
-    ) {
+    fn replay(&mut self, purpose: Purpose, from: u64, actions: &mut Actions) {
         self.phase = Phase::Replaying(Replay {
             purpose,
+            is_whole: false,
+            foreign: VecDeque::new(),
             held: VecDeque::new(),
             held_bytes: 0,
-            suspicion,
         });
         actions.push(Action::Replay { from });
     }
 
     fn apply(&mut self, frame: Frame, replayed: bool, actions: &mut Actions) {
         // `u64::MAX` is the end marker and never a frame's number, so this does not overflow.
-        self.next = Some(frame.sequence.saturating_add(1));
+        let after = frame.sequence.saturating_add(1);
+        self.next = Some(self.next.map_or(after, |next| next.max(after)));
         if self.recent.len() == REMEMBERED_FRAMES {
             self.recent.pop_front();
         }
         self.recent
             .push_back((frame.sequence, digest_of(&frame.payload)));
         self.dirty = true;
+        if let Some(doubt) = &mut self.doubt {
+            doubt.applied = true;
+        }
         actions.push(Action::Apply { frame, replayed });
     }
 
+    /// Something may have been missed: what is held may be stale from now on.
+    fn start_doubt(&mut self, lost: bool, now: Instant, actions: &mut Actions) {
+        if !self.dirty {
+            return;
+        }
+        match &mut self.doubt {
+            Some(doubt) if doubt.applied => {
+                doubt.again = Some(lost || doubt.again == Some(true));
+            }
+            Some(doubt) => doubt.lost |= lost,
+            None => {
+                self.doubt = Some(Doubt {
+                    since: now,
+                    lost,
+                    applied: false,
+                    again: None,
+                });
+                actions.push(Action::Doubt);
+            }
+        }
+    }
+
+    /// The engine's history up to the last frame is the one we know.
+    fn verified(&mut self, actions: &mut Actions) {
+        let Some(doubt) = &mut self.doubt else { return };
+        if doubt.again == Some(false) {
+            doubt.again = None;
+        }
+        if !doubt.lost && doubt.again.is_none() {
+            self.doubt = None;
+            actions.push(Action::Trust);
+        }
+    }
+
     fn clear(&mut self, cause: ClearCause, actions: &mut Actions) {
+        self.doubt = None;
         if std::mem::take(&mut self.dirty) {
             actions.push(Action::Clear(cause));
         }
@@ -470,6 +487,7 @@ impl Stream {
             actions.push(Action::StopReplay);
         }
         self.phase = Phase::Live;
+        self.trouble = None;
         self.next = None;
         self.recent.clear();
         self.clear(cause, actions);

@@ -17,7 +17,9 @@ use zeromq::{Socket, SocketEvent, SocketOptions, SocketRecv, SubSocket, ZmqError
 use super::ingest::{Ingest, Target};
 use super::progress::RankProgress;
 use super::replay::{Replay, Reply};
-use super::stream::{Action, Actions, Limits, ReplayEnd, Sight, Stream};
+use super::skip::SkipReason;
+use super::stream::{Action, Actions, ClearCause, Limits, ReplayEnd, Sight, Stream};
+use super::supervise::BackOff;
 use super::{EventsConfig, RankStream, wire};
 use crate::metrics::{EventMetrics, ReplayOutcome};
 use crate::recovery::Recovery;
@@ -112,10 +114,8 @@ impl Subscriber {
     }
 
     /// Runs until it is dropped.
-    pub(super) async fn run(mut self) {
+    pub(super) async fn run(&mut self) {
         let _counted = Counted::in_gauge(&self.metrics.subscribers);
-        // Whatever an earlier stream said of this rank is not this stream's.
-        self.ingest.clear();
         if let Some(claim) = self.ingest.claim(&self.recovery) {
             // It may be large; events that come meanwhile are right whatever it says.
             tokio::task::spawn_blocking(|| claim.believe());
@@ -130,6 +130,8 @@ impl Subscriber {
                         continue;
                     }
                     lost_at = Instant::now();
+                    self.stream.disconnected(lost_at, &mut self.actions);
+                    self.act().await;
                     if lost_at - connected_at > self.config.reconnect_max {
                         back_off.reset();
                     }
@@ -166,7 +168,7 @@ impl Subscriber {
         let (worker_id, dp_rank) = (self.worker_id, self.dp_rank);
         info!(worker_id, dp_rank, "kv event stream connected");
         let _connected = Connected::new(&self.progress, &self.metrics.connected);
-        self.stream.connected(&mut self.actions);
+        self.stream.connected(Instant::now(), &mut self.actions);
         self.act().await;
         let mut heard_at = Instant::now();
         loop {
@@ -204,10 +206,21 @@ impl Subscriber {
         Parting::Lost
     }
 
+    fn drop_doubted(&mut self) {
+        let blocks = self.ingest.drop_doubted();
+        if blocks > 0 {
+            let (worker_id, dp_rank) = (self.worker_id, self.dp_rank);
+            warn!(
+                worker_id,
+                dp_rank, blocks, "kv blocks forgotten that nothing confirmed"
+            );
+        }
+    }
+
     fn hear(&mut self, message: ZmqMessage) {
         let parts: Vec<Bytes> = message.into_vec();
         match wire::live_frame(&parts) {
-            Ok(frame) => self.stream.live(frame, &mut self.actions),
+            Ok(frame) => self.stream.live(frame, Instant::now(), &mut self.actions),
             Err(error) => {
                 self.metrics.bad_frames.inc();
                 let (worker_id, dp_rank) = (self.worker_id, self.dp_rank);
@@ -219,6 +232,10 @@ impl Subscriber {
     fn hear_replay(&mut self, reply: Reply) {
         let now = Instant::now();
         match reply {
+            Reply::Frame(frame) if self.ingest.is_foreign(&frame.payload) => {
+                self.metrics.count_skipped(SkipReason::OtherRank, 1);
+                self.stream.replayed_foreign(frame.sequence);
+            }
             Reply::Frame(frame) => self.stream.replayed(frame, now, &mut self.actions),
             Reply::End(end) => {
                 self.replay = None;
@@ -234,7 +251,8 @@ impl Subscriber {
     /// Does what the stream's state asks for.
     async fn act(&mut self) {
         let (worker_id, dp_rank) = (self.worker_id, self.dp_rank);
-        for action in self.actions.drain(..) {
+        let mut actions = std::mem::take(&mut self.actions);
+        for action in actions.drain(..) {
             match action {
                 Action::Apply { frame, replayed } => {
                     self.ingest.apply(&frame, replayed);
@@ -244,16 +262,13 @@ impl Subscriber {
                         tokio::task::yield_now().await;
                     }
                 }
-                Action::Clear(cause) => {
-                    self.metrics.count_clear(cause);
-                    warn!(
-                        worker_id,
-                        dp_rank,
-                        cause = cause.as_str(),
-                        "kv blocks of a rank forgotten"
-                    );
-                    self.ingest.clear();
+                Action::Clear(cause) => self.clear(cause),
+                Action::Doubt => {
+                    self.metrics.doubts.inc();
+                    self.ingest.doubt();
                 }
+                Action::Trust => self.ingest.trust(),
+                Action::DropDoubted => self.drop_doubted(),
                 Action::Replay { from } => {
                     debug!(worker_id, dp_rank, from, "kv event replay asked for");
                     self.metrics.count_replay(ReplayOutcome::Asked);
@@ -271,7 +286,28 @@ impl Subscriber {
                 }
             }
         }
+        // Its capacity is used again; nothing was added meanwhile.
+        self.actions = actions;
         self.progress.set_suspect(self.stream.is_suspect());
+    }
+
+    /// Forgets what this stream said.
+    pub(super) fn clear(&mut self, cause: ClearCause) {
+        let (worker_id, dp_rank) = (self.worker_id, self.dp_rank);
+        self.metrics.count_clear(cause);
+        warn!(
+            worker_id,
+            dp_rank,
+            cause = cause.as_str(),
+            "kv blocks of a rank forgotten"
+        );
+        self.ingest.clear();
+    }
+
+    /// Ends: what this stream said is nobody's any more.
+    pub(super) fn leave(&mut self) {
+        self.ingest.clear();
+        self.progress.set_suspect(false);
     }
 }
 
@@ -317,31 +353,5 @@ impl Connected {
 impl Drop for Connected {
     fn drop(&mut self) {
         self.progress.set_connected(false);
-    }
-}
-
-struct BackOff {
-    next: Duration,
-    min: Duration,
-    max: Duration,
-}
-
-impl BackOff {
-    fn new(min: Duration, max: Duration) -> Self {
-        Self {
-            next: min,
-            min,
-            max,
-        }
-    }
-
-    fn pause(&mut self) -> Duration {
-        let pause = self.next;
-        self.next = pause.saturating_mul(2).min(self.max);
-        pause
-    }
-
-    fn reset(&mut self) {
-        self.next = self.min;
     }
 }

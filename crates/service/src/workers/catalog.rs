@@ -5,6 +5,7 @@
 //! selections never take that lock.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::num::NonZeroU32;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -13,7 +14,7 @@ use tokio::task::JoinHandle;
 
 use super::assessment::{Layout, Plan, Reason, Rules, assess};
 use super::endpoints::EndpointTable;
-use super::registration::{Lifecycle, WorkerRecord, WorkerRegistration};
+use super::registration::{Lifecycle, RankEvents, WorkerRecord, WorkerRegistration};
 use crate::events::{RankProgress, RankStream, Subscribers, Subscription};
 
 /// Makes the partition of a model and group, with the layout that its first worker brings.
@@ -51,6 +52,8 @@ pub(crate) struct PublishedWorker {
     registration: Arc<WorkerRegistration>,
     pub(crate) lifecycle: Lifecycle,
     pub(crate) reasons: Vec<String>,
+    /// The partition's, where the worker is in one.
+    block_size: Option<NonZeroU32>,
     pub(crate) progress: BTreeMap<u32, Arc<RankProgress>>,
 }
 
@@ -68,16 +71,34 @@ impl PublishedWorker {
     }
 
     pub(crate) fn record(&self) -> WorkerRecord {
+        let kv_events: BTreeMap<u32, RankEvents> = self
+            .progress
+            .iter()
+            .map(|(&dp_rank, progress)| (dp_rank, progress.report()))
+            .collect();
         WorkerRecord {
             registration: WorkerRegistration::clone(&self.registration),
             lifecycle: self.lifecycle,
             not_schedulable_reasons: self.reasons.clone(),
-            kv_events: self
-                .progress
+            warnings: kv_events
                 .iter()
-                .map(|(&dp_rank, progress)| (dp_rank, progress.report()))
+                .filter_map(|(&dp_rank, events)| self.warning(dp_rank, events))
                 .collect(),
+            kv_events,
         }
+    }
+}
+
+impl PublishedWorker {
+    fn warning(&self, dp_rank: u32, events: &RankEvents) -> Option<String> {
+        let found = events
+            .mismatched_block_size
+            .filter(|_| events.block_size_mismatches > 0)?;
+        let wanted = self.block_size.map_or(0, NonZeroU32::get);
+        Some(format!(
+            "dp_rank {dp_rank}: kv events have block_size {found}, which the partition's {wanted} \
+             cannot be reconciled with: its cache is not known"
+        ))
     }
 }
 
@@ -327,6 +348,11 @@ impl Worker {
             registration: Arc::clone(&self.registration),
             lifecycle,
             reasons,
+            block_size: self
+                .verdict
+                .as_ref()
+                .ok()
+                .map(|plan| plan.layout.block_size),
             progress: self
                 .subscriptions
                 .iter()

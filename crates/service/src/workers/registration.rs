@@ -264,6 +264,9 @@ pub struct WorkerRecord {
     pub lifecycle: Lifecycle,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub not_schedulable_reasons: Vec<String>,
+    /// What its operator should know though it serves.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
     /// Per rank; empty where no events are known of, and the worker is routed by load alone.
     pub kv_events: BTreeMap<u32, RankEvents>,
 }
@@ -287,9 +290,11 @@ pub struct RankEvents {
     /// The number of the batch applied last.
     pub last_sequence: Option<u64>,
     pub applied_batches: u64,
-    /// Store events dropped because their block size is not the partition's.
+    /// Store events whose blocks were cut again to the partition's block size.
+    pub recut_events: u64,
+    /// Store events dropped because their block size is no multiple or divisor of the partition's.
     pub block_size_mismatches: u64,
-    /// The block size that such an event had last.
+    /// The block size last seen in an event that is not the partition's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mismatched_block_size: Option<u32>,
 }

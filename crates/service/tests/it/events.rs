@@ -100,17 +100,39 @@ async fn history_from_before_the_registration_is_read() {
 }
 
 #[tokio::test]
-async fn a_gap_without_replays_clears_the_rank() {
+async fn a_gap_without_replays_makes_blocks_suspect_until_they_are_named_again() {
+    let rig = Rig::with_events(impatient()).await;
+    let mut engine = connected(&rig, Answer::Never, Replays::Unknown).await;
+    let prompt = tokens(1..13);
+    engine.publish(store(&[101, 102], None, &prompt[..8])).await;
+    engine.publish(store(&[301], None, &tokens(60..64))).await;
+    rig.until_overlap(1, &tokens(60..64), 1).await;
+    engine.lose(remove(&[301]));
+    engine.publish(store(&[103], Some(101), &prompt[8..])).await;
+    rig.until_applied(1, 0, 3).await;
+    assert_eq!(rig.metric("kv_rank_doubts_total"), 1);
+    rig.until_overlap(1, &tokens(60..64), 0).await;
+    assert_eq!(
+        rig.overlap(1, 0, &prompt).await,
+        1,
+        "the parent of a new block is there"
+    );
+    rig.until(|rig| !rig.service.worker(1).unwrap().kv_events[&0].suspect)
+        .await;
+    rig.service.shutdown().await;
+}
+
+#[tokio::test]
+async fn suspect_blocks_count_while_their_time_is_not_up() {
     let rig = Rig::new().await;
     let mut engine = connected(&rig, Answer::Never, Replays::Unknown).await;
-    let prompt = tokens(1..9);
-    engine.publish(store(&[101], None, &prompt[..4])).await;
-    rig.until_overlap(1, &prompt, 1).await;
-    engine.lose(remove(&[101]));
+    engine.publish(store(&[101], None, &tokens(1..5))).await;
+    rig.until_applied(1, 0, 0).await;
+    engine.lose(remove(&[7]));
     engine.publish(store(&[201], None, &tokens(50..54))).await;
-    rig.until_overlap(1, &prompt, 0).await;
-    rig.until_overlap(1, &tokens(50..54), 1).await;
-    assert_eq!(rig.metric("kv_rank_clears_total{cause=\"lost\"}"), 1);
+    rig.until_applied(1, 0, 2).await;
+    assert_eq!(rig.overlap(1, 0, &tokens(1..5)).await, 1);
+    assert!(rig.service.worker(1).unwrap().kv_events[&0].suspect);
     rig.service.shutdown().await;
 }
 
@@ -142,13 +164,10 @@ async fn blocks_that_no_replay_confirms_in_time_are_forgotten() {
     engine.publish(store(&[101], None, &tokens(1..5))).await;
     rig.until_applied(1, 0, 0).await;
     engine.lose(remove(&[101]));
-    engine
-        .publish(store(&[102], Some(101), &tokens(5..9)))
-        .await;
-    rig.until_overlap(1, &tokens(1..5), 0).await;
-    assert_eq!(rig.metric("kv_rank_clears_total{cause=\"unconfirmed\"}"), 1);
     engine.publish(store(&[201], None, &tokens(50..54))).await;
-    rig.until_overlap(1, &tokens(50..54), 1).await;
+    rig.until_overlap(1, &tokens(1..5), 0).await;
+    engine.publish(store(&[202], None, &tokens(55..59))).await;
+    rig.until_overlap(1, &tokens(55..59), 1).await;
     rig.service.shutdown().await;
 }
 
@@ -370,22 +389,57 @@ async fn a_worker_with_another_publisher_begins_without_blocks() {
     rig.service.shutdown().await;
 }
 
-#[tokio::test]
-async fn events_with_another_block_size_show_in_the_workers_record() {
-    let rig = Rig::new().await;
-    let engine = Engine::start(Answer::Never).await;
+/// Worker 1 with blocks of `block_size` tokens, and its engine with blocks of 4.
+async fn sized(rig: &Rig, block_size: u32) -> Engine {
+    let mut engine = Engine::start(Answer::Never).await;
     let mut other = worker_of(1, &engine, Replays::Unknown);
-    other.block_size = Some(8);
-    let mut engine = engine;
+    other.block_size = Some(block_size);
     rig.service.register_worker(other).unwrap();
     engine.subscribed().await;
     engine
         .publish(store(&[101, 102], None, &tokens(1..9)))
         .await;
     rig.until_applied(1, 0, 0).await;
+    engine
+}
+
+#[tokio::test]
+async fn a_block_size_that_cannot_be_reconciled_shows_in_the_workers_record() {
+    let rig = Rig::new().await;
+    let _engine = sized(&rig, 6).await;
     let record = rig.service.worker(1).unwrap();
     assert_eq!(record.kv_events[&0].block_size_mismatches, 1);
     assert_eq!(record.kv_events[&0].mismatched_block_size, Some(4));
+    assert_eq!(
+        record.warnings,
+        [
+            "dp_rank 0: kv events have block_size 4, which the partition's 6 cannot be reconciled with: its cache is not known"
+        ]
+    );
+    assert!(record.is_schedulable(), "it is routed by load");
+    rig.service.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_block_size_that_divides_the_partitions_is_cut_again() {
+    let rig = Rig::new().await;
+    let _engine = sized(&rig, 8).await;
+    let record = rig.service.worker(1).unwrap();
+    assert_eq!(record.kv_events[&0].recut_events, 1);
+    assert_eq!(record.kv_events[&0].block_size_mismatches, 0);
+    assert!(record.warnings.is_empty());
+    assert_eq!(rig.overlap(1, 0, &tokens(1..9)).await, 1);
+    rig.service.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_worker_whose_events_are_taken_away_is_not_believed_to_hold_blocks() {
+    let rig = Rig::new().await;
+    let mut engine = connected(&rig, Answer::Never, Replays::Unknown).await;
+    engine.publish(store(&[101], None, &tokens(1..5))).await;
+    rig.until_overlap(1, &tokens(1..5), 1).await;
+    rig.service.register_worker(worker(1)).unwrap();
+    rig.until_overlap(1, &tokens(1..5), 0).await;
     rig.service.shutdown().await;
 }
 

@@ -1,5 +1,9 @@
 //! What batches come to in a real partition, as selections see it; no socket.
 
+mod churn;
+mod recut;
+mod tiers;
+
 use std::num::NonZeroU32;
 use std::time::Instant;
 
@@ -102,6 +106,23 @@ impl Rig {
             .overlap_blocks
     }
 
+    fn doubted(&self) -> usize {
+        self.partition.doubted(WorkerWithDpRank::new(WORKER, 0))
+    }
+
+    /// Leading blocks of rank 0 on the device, and what continues them in host memory and on disk.
+    fn tiers(&self, tokens: &[u32]) -> (u64, u64, u64) {
+        let request = SelectionRequest {
+            prompt: Prompt::Tokens {
+                ids: tokens.to_vec(),
+                media: vec![],
+            },
+            ..SelectionRequest::default()
+        };
+        let found = self.partition.overlaps(&request).unwrap().ranks[0];
+        (found.device_blocks, found.host_blocks, found.disk_blocks)
+    }
+
     fn overlap(&self, tokens: &[u32]) -> u64 {
         self.overlap_as(0, tokens, Asked::default())
     }
@@ -159,7 +180,7 @@ fn blocks_of_an_unknown_parent_are_never_first_blocks() {
     let mut rig = Rig::new();
     rig.apply_events(vec![plain(&[103], Some(102), &tokens(9..13))]);
     assert_eq!(rig.overlap(&tokens(9..13)), 0);
-    assert_eq!(rig.metrics.skipped(SkipReason::UnknownParent), 1);
+    assert_eq!(rig.metrics.applied(EventKind::Waiting), 1);
 }
 
 #[test]
@@ -174,18 +195,21 @@ fn the_rank_in_the_batch_wins_and_a_foreign_one_is_left_out() {
 }
 
 #[test]
-fn a_replayed_batch_of_another_rank_is_left_out() {
+fn a_replayed_batch_of_a_rank_that_the_stream_never_spoke_for_is_left_out() {
     let mut rig = Rig::new();
-    let payload = batch_of_rank(1, vec![plain(&[101], None, &tokens(1..5))]);
-    rig.ingest.apply(
-        &Frame {
-            sequence: 0,
-            payload,
-        },
-        true,
-    );
+    let payload = || batch_of_rank(1, vec![plain(&[101], None, &tokens(1..5))]);
+    let replayed = |sequence| Frame {
+        sequence,
+        payload: payload(),
+    };
+    assert!(rig.ingest.is_foreign(&payload()));
+    rig.ingest.apply(&replayed(0), true);
     assert_eq!(rig.overlap_as(1, &tokens(1..5), Asked::default()), 0);
     assert_eq!(rig.metrics.skipped(SkipReason::OtherRank), 1);
+    rig.apply(batch_of_rank(1, vec![cleared()]));
+    assert!(!rig.ingest.is_foreign(&payload()));
+    rig.ingest.apply(&replayed(2), true);
+    assert_eq!(rig.overlap_as(1, &tokens(1..5), Asked::default()), 1);
 }
 
 #[test]
@@ -204,7 +228,8 @@ fn what_does_not_fit_the_partition_is_counted_and_harms_nothing() {
     let mut rig = Rig::new();
     let with_size = |ids: &[u32], size: u32| V::List(stored(&[1], None, ids, size));
     rig.apply_events(vec![
-        with_size(&tokens(1..9), 8),
+        with_size(&tokens(1..7), 6),
+        with_size(&tokens(1..5), 0),
         with_size(&[], 0),
         with_size(&tokens(1..5), 1 << 31),
         plain(&[1, 2], None, &tokens(1..5)),
@@ -216,11 +241,11 @@ fn what_does_not_fit_the_partition_is_counted_and_harms_nothing() {
     ]);
     assert_eq!(rig.overlap(&tokens(1..5)), 1);
     assert_eq!(rig.metrics.skipped(SkipReason::BlockSize), 3);
-    assert_eq!(rig.metrics.skipped(SkipReason::TokenCount), 3);
+    assert_eq!(rig.metrics.skipped(SkipReason::TokenCount), 4);
     assert_eq!(rig.metrics.skipped(SkipReason::DuplicateHash), 2);
     let report = rig.progress.report();
-    assert_eq!(report.block_size_mismatches, 3);
-    assert_eq!(report.mismatched_block_size, Some(1 << 31));
+    assert_eq!((report.block_size_mismatches, report.recut_events), (3, 0));
+    assert_eq!(report.mismatched_block_size, Some(0));
 }
 
 #[test]
@@ -308,7 +333,7 @@ fn a_block_with_unreadable_keys_ends_what_is_indexed() {
     assert_eq!(rig.overlap(&prompt), 1);
     assert_eq!(rig.metrics.skipped(SkipReason::ExtraKeys), 1);
     rig.apply_events(vec![plain(&[4], Some(3), &tokens(13..17))]);
-    assert_eq!(rig.metrics.skipped(SkipReason::UnknownParent), 1);
+    assert_eq!(rig.metrics.applied(EventKind::Waiting), 1);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The rules of a stream one by one, then all of them against an engine with faults; no socket and no clock.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use bytes::Bytes;
 use rand::rngs::StdRng;
@@ -45,7 +46,7 @@ impl Rig {
             now: Instant::now(),
             actions: Vec::new(),
         };
-        rig.stream.connected(&mut rig.actions);
+        rig.stream.connected(rig.now, &mut rig.actions);
         rig
     }
 
@@ -53,14 +54,14 @@ impl Rig {
     fn after(can_replay: bool, frames: u64) -> Self {
         let mut rig = Self::new(can_replay);
         for sequence in 0..frames {
-            rig.stream.live(frame(sequence), &mut rig.actions);
+            rig.stream.live(frame(sequence), rig.now, &mut rig.actions);
         }
         rig.actions.clear();
         rig
     }
 
     fn live(&mut self, frame: Frame) -> Vec<String> {
-        self.stream.live(frame, &mut self.actions);
+        self.stream.live(frame, self.now, &mut self.actions);
         self.told()
     }
 
@@ -75,8 +76,14 @@ impl Rig {
     }
 
     fn connected(&mut self) -> Vec<String> {
-        self.stream.connected(&mut self.actions);
+        self.stream.connected(self.now, &mut self.actions);
         self.told()
+    }
+
+    /// The connection breaks and is made again.
+    fn reconnected(&mut self) -> Vec<String> {
+        self.stream.disconnected(self.now, &mut self.actions);
+        self.connected()
     }
 
     fn woke_after(&mut self, wait: Duration) -> Vec<String> {
@@ -99,6 +106,9 @@ impl Rig {
                     replayed: true,
                 } => format!("*{}", frame.sequence),
                 Action::Clear(cause) => format!("clear {}", cause.as_str()),
+                Action::Doubt => "doubt".to_owned(),
+                Action::Trust => "trust".to_owned(),
+                Action::DropDoubted => "drop".to_owned(),
                 Action::Replay { from } => format!("replay {from}"),
                 Action::StopReplay => "stop".to_owned(),
                 Action::Saw(sight) => format!("{sight:?}").to_lowercase(),
@@ -146,7 +156,11 @@ fn a_first_frame_above_zero_asks_for_the_history() {
     assert_eq!(rig.live(frame(2)), ["replay 0"]);
     assert_eq!(rig.replayed(frame(0)), ["*0"]);
     assert_eq!(rig.replayed(frame(1)), ["*1"]);
-    assert_eq!(rig.ended(COMPLETE), ["+2"]);
+    assert_eq!(
+        rig.ended(COMPLETE),
+        ["drop", "+2"],
+        "of what only peers said"
+    );
 }
 
 #[test]
@@ -157,10 +171,26 @@ fn a_first_frame_above_zero_is_a_beginning_without_a_replay_endpoint() {
 }
 
 #[test]
-fn without_a_replay_endpoint_a_gap_clears_the_rank() {
+fn without_a_replay_endpoint_a_gap_makes_the_rank_suspect() {
     let mut rig = Rig::after(false, 2);
-    assert_eq!(rig.live(frame(3)), ["gap", "clear lost", "+3"]);
+    assert_eq!(rig.live(frame(3)), ["gap", "doubt", "+3"]);
     assert_eq!(rig.live(frame(4)), ["+4"]);
+    assert!(rig.stream.is_suspect());
+    assert!(rig.woke_after(Duration::from_secs(59)).is_empty());
+    assert_eq!(rig.woke_after(Duration::from_secs(1)), ["drop"]);
+    assert!(!rig.stream.is_suspect());
+    assert_eq!(rig.stream.wake_at(), None);
+}
+
+#[test]
+fn trouble_while_suspect_prolongs_no_doubt_and_is_doubted_after_it() {
+    let mut rig = Rig::after(false, 2);
+    rig.live(frame(3));
+    rig.woke_after(Duration::from_secs(30));
+    assert_eq!(rig.live(frame(5)), ["gap", "+5"]);
+    assert_eq!(rig.woke_after(Duration::from_secs(30)), ["drop", "doubt"]);
+    assert_eq!(rig.woke_after(Duration::from_mins(1)), ["drop"]);
+    assert!(!rig.stream.is_suspect());
 }
 
 #[test]
@@ -201,7 +231,7 @@ fn a_restart_seen_late_is_read_from_its_beginning() {
     );
     assert_eq!(rig.replayed(other(0, "second life")), ["*0"]);
     assert_eq!(rig.replayed(other(1, "second life")), ["*1"]);
-    assert_eq!(rig.ended(COMPLETE), ["+2"]);
+    assert_eq!(rig.ended(COMPLETE), ["drop", "+2"]);
 }
 
 #[test]
@@ -214,7 +244,7 @@ fn a_number_too_old_to_be_remembered_is_a_restart() {
 fn a_replay_that_fails_lets_live_frames_go_on_and_is_tried_again_later() {
     let mut rig = Rig::after(true, 1);
     rig.live(frame(5));
-    assert_eq!(rig.ended(FAILED), ["gap", "+5"]);
+    assert_eq!(rig.ended(FAILED), ["doubt", "gap", "+5"]);
     assert!(rig.stream.is_suspect());
     assert_eq!(rig.live(frame(6)), ["+6"]);
     assert!(rig.woke_after(Duration::from_millis(900)).is_empty());
@@ -229,7 +259,7 @@ fn a_replay_that_fails_lets_live_frames_go_on_and_is_tried_again_later() {
     for sequence in 1..8 {
         assert_eq!(rig.replayed(frame(sequence)), [format!("*{sequence}")]);
     }
-    assert_eq!(rig.ended(COMPLETE), ["+8"]);
+    assert_eq!(rig.ended(COMPLETE), ["drop", "+8"]);
     assert!(!rig.stream.is_suspect());
     assert_eq!(rig.stream.wake_at(), None);
 }
@@ -250,7 +280,9 @@ fn what_is_not_confirmed_in_time_is_forgotten() {
         assert_eq!(rig.ended(FAILED), [""; 0]);
     };
     assert_eq!(waits, [1, 2, 4, 8, 16]);
-    assert_eq!(outcome, ["clear unconfirmed"]);
+    // Frame 5 itself was followed by no gap, so what it said is not doubted.
+    assert_eq!(outcome, ["drop", "doubt"]);
+    assert_eq!(rig.woke_after(Duration::from_mins(1)), ["drop"]);
     assert_eq!(rig.stream.wake_at(), None);
     assert!(!rig.stream.is_suspect());
     assert_eq!(rig.live(frame(6)), ["+6"]);
@@ -263,6 +295,7 @@ fn missing_history_alone_makes_nothing_suspect() {
     assert_eq!(rig.ended(FAILED), ["gap", "+5"]);
     assert!(!rig.stream.is_suspect());
     assert_eq!(rig.woke_after(Duration::from_mins(1)), [""; 0]);
+    assert_eq!(rig.stream.wake_at(), None);
 }
 
 #[test]
@@ -270,12 +303,9 @@ fn a_gap_while_a_rebuild_is_due_makes_the_rank_suspect() {
     let mut rig = Rig::new(true);
     rig.live(frame(5));
     rig.ended(FAILED);
-    assert_eq!(rig.live(frame(9)), ["gap", "+9"]);
+    assert_eq!(rig.live(frame(9)), ["gap", "doubt", "+9"]);
     assert!(rig.stream.is_suspect());
-    assert_eq!(
-        rig.woke_after(Duration::from_mins(1)),
-        ["clear unconfirmed"]
-    );
+    assert_eq!(rig.woke_after(Duration::from_mins(1)), ["drop"]);
 }
 
 #[test]
@@ -284,24 +314,32 @@ fn a_waiting_frame_that_contradicts_its_replay_makes_the_rank_suspect() {
     rig.live(other(2, "second life"));
     rig.replayed(frame(1));
     rig.replayed(frame(2));
-    assert_eq!(rig.ended(COMPLETE), ["duplicate"]);
+    assert_eq!(rig.ended(COMPLETE), ["duplicate", "doubt"]);
     assert!(rig.stream.is_suspect());
     assert_eq!(rig.woke_after(Duration::from_secs(1)), ["replay 0"]);
 }
 
 #[test]
-fn a_new_connection_clears_the_rank_where_nothing_can_be_asked() {
+fn a_new_connection_makes_the_rank_suspect_where_nothing_can_be_asked() {
     let mut rig = Rig::after(false, 3);
-    assert_eq!(rig.connected(), ["clear reconnected"]);
-    assert_eq!(rig.live(other(3, "second life")), ["+3"]);
+    assert_eq!(rig.reconnected(), ["doubt"]);
+    assert_eq!(rig.live(frame(3)), ["+3"]);
+    assert_eq!(rig.woke_after(Duration::from_mins(1)), ["drop"]);
+    let mut restarted = Rig::after(false, 3);
+    restarted.reconnected();
+    let first = restarted.live(other(0, "second life"));
+    assert_eq!(first, ["clear restart", "+0"]);
+    assert!(!restarted.stream.is_suspect());
 }
 
 #[test]
 fn a_new_connection_goes_on_where_the_last_frame_is_unchanged() {
     let mut rig = Rig::after(true, 3);
-    assert_eq!(rig.connected(), ["replay 2"]);
+    assert_eq!(rig.reconnected(), ["doubt", "replay 2"]);
     assert!(rig.live(frame(5)).is_empty());
-    assert!(rig.replayed(frame(2)).is_empty());
+    assert!(rig.stream.is_suspect());
+    assert_eq!(rig.replayed(frame(2)), ["trust"]);
+    assert!(!rig.stream.is_suspect());
     assert_eq!(rig.replayed(frame(3)), ["*3"]);
     assert_eq!(rig.replayed(frame(4)), ["*4"]);
     assert_eq!(rig.ended(COMPLETE), ["+5"]);
@@ -318,7 +356,7 @@ fn a_new_connection_to_a_restarted_engine_starts_over() {
     assert_eq!(shorter.ended(COMPLETE), ["clear restart", "replay 0"]);
     for rig in [&mut longer, &mut shorter] {
         assert_eq!(rig.replayed(second(0)), ["*0"]);
-        assert_eq!(rig.ended(COMPLETE), [""; 0]);
+        assert_eq!(rig.ended(COMPLETE), ["drop"]);
         assert_eq!(rig.live(second(1)), ["+1"]);
     }
 }
@@ -327,7 +365,10 @@ fn a_new_connection_to_a_restarted_engine_starts_over() {
 fn a_restart_under_a_replay_is_rebuilt() {
     let mut rig = Rig::after(true, 3);
     rig.live(frame(5));
-    assert_eq!(rig.replayed(other(0, "second life")), ["stop", "gap", "+5"]);
+    assert_eq!(
+        rig.replayed(other(0, "second life")),
+        ["stop", "doubt", "gap", "+5"]
+    );
     assert!(rig.stream.is_suspect());
     assert_eq!(rig.woke_after(Duration::from_secs(1)), ["replay 0"]);
     assert_eq!(
@@ -406,6 +447,7 @@ impl Engine {
 #[derive(Default)]
 struct Index {
     blocks: BTreeSet<u64>,
+    doubted: BTreeSet<u64>,
     asked: Option<u64>,
 }
 
@@ -418,13 +460,24 @@ impl Index {
                     let mut words = text.split(' ');
                     let verb = words.next().unwrap();
                     let block = words.next().unwrap().parse().unwrap();
+                    self.doubted.remove(&block);
                     if verb == "store" {
                         self.blocks.insert(block);
                     } else {
                         self.blocks.remove(&block);
                     }
                 }
-                Action::Clear(_) => self.blocks.clear(),
+                Action::Clear(_) => {
+                    self.blocks.clear();
+                    self.doubted.clear();
+                }
+                Action::Doubt => self.doubted = self.blocks.clone(),
+                Action::Trust => self.doubted.clear(),
+                Action::DropDoubted => {
+                    for block in std::mem::take(&mut self.doubted) {
+                        self.blocks.remove(&block);
+                    }
+                }
                 Action::Replay { from } => self.asked = Some(from),
                 Action::StopReplay => self.asked = None,
                 Action::Saw(_) => {}
@@ -475,15 +528,19 @@ fn run_faults(seed: u64, can_replay: bool) {
     } else {
         8
     };
-    stream.connected(&mut actions);
+    stream.connected(now, &mut actions);
     for _ in 0..random.random_range(1..120) {
         now += Duration::from_millis(random.random_range(0..2_000));
         match random.random_range(0..100) {
             0..4 => {
+                stream.disconnected(now, &mut actions);
                 engine.restart();
-                stream.connected(&mut actions);
+                stream.connected(now, &mut actions);
             }
-            4..8 => stream.connected(&mut actions),
+            4..8 => {
+                stream.disconnected(now, &mut actions);
+                stream.connected(now, &mut actions);
+            }
             8..30 => {
                 let cut = random.random_bool(0.3).then(|| random.random_range(0..6));
                 answer(&mut stream, &engine, &mut index, now, cut);
@@ -492,10 +549,10 @@ fn run_faults(seed: u64, can_replay: bool) {
             event => {
                 let frame = engine.step(&mut random, buffer_size);
                 if event < 90 {
-                    stream.live(frame.clone(), &mut actions);
+                    stream.live(frame.clone(), now, &mut actions);
                 }
                 if event < 50 {
-                    stream.live(frame, &mut actions);
+                    stream.live(frame, now, &mut actions);
                 }
             }
         }
@@ -535,7 +592,7 @@ impl Quiet {
         for _ in 0..40 {
             self.now += Duration::from_secs(5);
             let frame = self.engine.step(random, self.buffer_size);
-            self.stream.live(frame, &mut actions);
+            self.stream.live(frame, self.now, &mut actions);
             self.index.take(&mut actions);
             self.answer_all();
             self.stream.woke(self.now, &mut actions);

@@ -3,6 +3,8 @@
 //! It reads cache salts and media ids. A block whose keys it cannot read has no identity here: that
 //! block and those after it are left out, never guessed.
 
+mod media_infos;
+
 use pointsman_core::hash;
 
 use super::super::cursor::{Cursor, CursorError, Shape};
@@ -28,7 +30,8 @@ pub(super) fn strip_salt(salt: &str) -> &str {
     salt.strip_prefix(SALT_PREFIX).unwrap_or(salt)
 }
 
-/// Reads the keys block by block and stops before the first that cannot be read.
+/// Reads the keys block by block and stops before the first that cannot be read. Media that are told
+/// in a list of their own win over those among the keys, which say the same.
 pub(super) fn read<'a>(
     blocks: &BlockKeys<'_>,
     extra_keys: Option<Cursor<'a>>,
@@ -38,23 +41,22 @@ pub(super) fn read<'a>(
         readable_blocks: blocks.blocks,
         ..ExtraKeys::default()
     };
-    if let Some(infos) = media_infos {
-        read.readable_blocks = leading_nils(infos).min(blocks.blocks);
-    }
     if let Some(mut keys) = extra_keys {
         let count = keys
             .array()
             .ok()
             .and_then(|count| usize::try_from(count).ok());
-        if count == Some(0) {
-            return read;
+        if count != Some(0) {
+            let limit = blocks.blocks.min(count.unwrap_or(0));
+            let keyed = (0..limit)
+                .take_while(|&block| read_block(blocks, block, &mut keys, &mut read).is_some())
+                .count();
+            // Blocks beyond a list that is too short are as unreadable as a list that is none.
+            read.readable_blocks = keyed;
         }
-        let limit = read.readable_blocks.min(count.unwrap_or(0));
-        let keyed = (0..limit)
-            .take_while(|&block| read_block(blocks, block, &mut keys, &mut read).is_some())
-            .count();
-        // Blocks beyond a list that is too short are as unreadable as a list that is none.
-        read.readable_blocks = keyed;
+    }
+    if let Some(infos) = media_infos {
+        media_infos::read(infos, &mut read);
     }
     read.media.truncate(read.readable_blocks);
     read
@@ -130,16 +132,4 @@ fn add_media(read: &mut ExtraKeys<'_>, block: usize, media: u64) {
         read.media.resize_with(block + 1, Vec::new);
     }
     read.media[block].push(media);
-}
-
-fn leading_nils(mut list: Cursor<'_>) -> usize {
-    let count = list.array().unwrap_or(0);
-    let nils = (0..count)
-        .take_while(|_| list.nil().unwrap_or(false))
-        .count();
-    if u32::try_from(nils) == Ok(count) {
-        usize::MAX
-    } else {
-        nils
-    }
 }

@@ -10,6 +10,7 @@ mod extra_keys;
 mod tests;
 
 use bytes::Bytes;
+use pointsman_core::index::Tier;
 
 use super::cursor::{Cursor, CursorError, Shape};
 use super::skip::Skips;
@@ -53,11 +54,22 @@ pub(super) enum BatchError {
 }
 
 /// A decoded batch: what may concern the index, and what was left out.
-#[derive(Clone, Debug, Default, PartialEq)]
+///
+/// One value decodes batch after batch and keeps its buffers, so that in the long run nothing is
+/// allocated for blocks.
+#[derive(Debug, Default)]
 pub(super) struct Batch {
     pub(super) dp_rank: Option<u32>,
     pub(super) events: Vec<Event>,
     pub(super) skipped: Skips,
+    spare: Spare,
+}
+
+/// Buffers of events that are done with.
+#[derive(Debug, Default)]
+struct Spare {
+    hashes: Vec<Vec<u64>>,
+    tokens: Vec<Vec<u32>>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -67,11 +79,12 @@ pub(super) enum Event {
     Cleared,
 }
 
-/// Blocks stored in device memory, as the engine names them.
+/// Stored blocks, as the engine names them.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Stored {
     pub(super) engine_hashes: Vec<u64>,
     pub(super) parent: Option<u64>,
+    /// None where a lower tier holds what is known from another.
     pub(super) tokens: Vec<u32>,
     /// The tokens came as pairs: a block's window is one token longer than its stride.
     pub(super) bigram: bool,
@@ -82,12 +95,16 @@ pub(super) struct Stored {
     pub(super) media: Vec<Vec<u64>>,
     /// Only this many leading blocks have an identity that we can compute.
     pub(super) readable_blocks: usize,
+    pub(super) tier: Tier,
     pub(super) group: Group,
 }
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Removed {
     pub(super) engine_hashes: Vec<u64>,
+    /// Copies left of each block, where the engine counts them; otherwise empty.
+    pub(super) remaining: Vec<Option<u32>>,
+    pub(super) tier: Tier,
     pub(super) group: Group,
 }
 
@@ -117,12 +134,11 @@ pub(super) fn live_frame(parts: &[Bytes]) -> Result<Frame, FrameError> {
 }
 
 /// Reads a replay's message as a DEALER receives it: an empty frame, perhaps a topic, then the
-/// sequence number and the payload, which is empty at the end.
+/// sequence number and the payload, which is empty at the end. The empty frame may be missing.
 pub(super) fn replay_frame(parts: &[Bytes]) -> Result<ReplayFrame, FrameError> {
     let (sequence, payload) = match parts {
-        [empty, sequence, payload] | [empty, _, sequence, payload] if empty.is_empty() => {
-            (sequence, payload)
-        }
+        [sequence, payload] | [_, sequence, payload] => (sequence, payload),
+        [empty, _, sequence, payload] if empty.is_empty() => (sequence, payload),
         _ => {
             return Err(FrameError::Count {
                 found: parts.len(),
@@ -153,66 +169,150 @@ fn frame(sequence: &Bytes, payload: &Bytes) -> Result<Frame, FrameError> {
     })
 }
 
-/// Decodes a payload: `[timestamp, [event, ..], dp_rank, ..]`, or a map with the same names.
-pub(super) fn decode_batch(payload: &[u8]) -> Result<Batch, BatchError> {
-    let mut cursor = Cursor::new(payload);
-    let mut batch = Batch::default();
-    match cursor.shape()? {
-        Shape::Map => decode_map(&mut cursor, &mut batch)?,
-        _ => decode_array(&mut cursor, &mut batch)?,
+impl Batch {
+    /// Decodes a payload, `[timestamp, [event, ..], dp_rank, ..]` or a map with the same names, in
+    /// place of what was decoded before. After an error there is nothing in it.
+    pub(super) fn decode(&mut self, payload: &[u8]) -> Result<(), BatchError> {
+        self.clear();
+        let mut cursor = Cursor::new(payload);
+        let decoded = match cursor.shape() {
+            Ok(Shape::Map) => self.decode_map(&mut cursor),
+            Ok(_) => self.decode_array(&mut cursor),
+            Err(error) => Err(error.into()),
+        };
+        if decoded.is_err() {
+            self.clear();
+        }
+        decoded
     }
+
+    fn clear(&mut self) {
+        self.dp_rank = None;
+        self.skipped = Skips::default();
+        for event in self.events.drain(..) {
+            self.spare.keep_of(event);
+        }
+    }
+
+    fn decode_array(&mut self, cursor: &mut Cursor<'_>) -> Result<(), BatchError> {
+        let found = cursor.array()?;
+        if found < 2 {
+            return Err(BatchError::TooShort { found });
+        }
+        cursor.skip()?;
+        self.decode_events(cursor)?;
+        if found > 2 {
+            self.dp_rank = decode_rank(cursor)?;
+        }
+        for _ in 3..found {
+            cursor.skip()?;
+        }
+        Ok(())
+    }
+
+    fn decode_map(&mut self, cursor: &mut Cursor<'_>) -> Result<(), BatchError> {
+        let mut has_events = false;
+        for _ in 0..cursor.map()? {
+            match map_key(cursor)? {
+                Some(MapKey::Events) => {
+                    self.decode_events(cursor)?;
+                    has_events = true;
+                }
+                Some(MapKey::Rank) => self.dp_rank = decode_rank(cursor)?,
+                None => cursor.skip()?,
+            }
+        }
+        if has_events {
+            Ok(())
+        } else {
+            Err(BatchError::NoEvents)
+        }
+    }
+
+    fn decode_events(&mut self, cursor: &mut Cursor<'_>) -> Result<(), CursorError> {
+        for _ in 0..cursor.array()? {
+            let event = event::decode(cursor, &mut self.spare, &mut self.skipped)?;
+            self.events.extend(event);
+        }
+        Ok(())
+    }
+}
+
+impl Spare {
+    /// Buffers that are kept, of each kind, and the largest one that is worth it.
+    const MOST: usize = 256;
+    const LARGEST: usize = 64 << 10;
+
+    fn keep_of(&mut self, event: Event) {
+        match event {
+            Event::Stored(stored) => {
+                self.keep_hashes(stored.engine_hashes);
+                self.keep_tokens(stored.tokens);
+            }
+            Event::Removed(removed) => self.keep_hashes(removed.engine_hashes),
+            Event::Cleared => {}
+        }
+    }
+
+    fn keep_hashes(&mut self, mut buffer: Vec<u64>) {
+        if buffer.capacity() <= Self::LARGEST && self.hashes.len() < Self::MOST {
+            buffer.clear();
+            self.hashes.push(buffer);
+        }
+    }
+
+    fn keep_tokens(&mut self, mut buffer: Vec<u32>) {
+        if buffer.capacity() <= Self::LARGEST && self.tokens.len() < Self::MOST {
+            buffer.clear();
+            self.tokens.push(buffer);
+        }
+    }
+}
+
+/// Decodes a payload alone.
+#[cfg(test)]
+pub(super) fn decode_batch(payload: &[u8]) -> Result<Batch, BatchError> {
+    let mut batch = Batch::default();
+    batch.decode(payload)?;
     Ok(batch)
 }
 
-fn decode_array(cursor: &mut Cursor<'_>, batch: &mut Batch) -> Result<(), BatchError> {
-    let found = cursor.array()?;
-    if found < 2 {
-        return Err(BatchError::TooShort { found });
+/// The rank that a payload is for, without its events; none also where it does not say.
+pub(super) fn rank_of(payload: &[u8]) -> Option<u32> {
+    let mut cursor = Cursor::new(payload);
+    if cursor.shape().ok()? == Shape::Map {
+        for _ in 0..cursor.map().ok()? {
+            match map_key(&mut cursor).ok()? {
+                Some(MapKey::Rank) => return decode_rank(&mut cursor).ok()?,
+                _ => cursor.skip().ok()?,
+            }
+        }
+        return None;
     }
-    cursor.skip()?;
-    decode_events(cursor, batch)?;
-    if found > 2 {
-        batch.dp_rank = decode_rank(cursor)?;
+    if cursor.array().ok()? < 3 {
+        return None;
     }
-    for _ in 3..found {
+    cursor.skip().ok()?;
+    cursor.skip().ok()?;
+    decode_rank(&mut cursor).ok()?
+}
+
+enum MapKey {
+    Events,
+    Rank,
+}
+
+/// Steps over the key of a pair; none where it is no key that matters.
+fn map_key(cursor: &mut Cursor<'_>) -> Result<Option<MapKey>, CursorError> {
+    if cursor.shape()? != Shape::Text {
         cursor.skip()?;
+        return Ok(None);
     }
-    Ok(())
-}
-
-fn decode_map(cursor: &mut Cursor<'_>, batch: &mut Batch) -> Result<(), BatchError> {
-    let mut has_events = false;
-    for _ in 0..cursor.map()? {
-        if cursor.shape()? != Shape::Text {
-            cursor.skip()?;
-            cursor.skip()?;
-            continue;
-        }
-        match cursor.text()? {
-            "events" => {
-                decode_events(cursor, batch)?;
-                has_events = true;
-            }
-            "data_parallel_rank" | "attn_dp_rank" | "dp_rank" => {
-                batch.dp_rank = decode_rank(cursor)?;
-            }
-            _ => cursor.skip()?,
-        }
-    }
-    if has_events {
-        Ok(())
-    } else {
-        Err(BatchError::NoEvents)
-    }
-}
-
-fn decode_events(cursor: &mut Cursor<'_>, batch: &mut Batch) -> Result<(), CursorError> {
-    for _ in 0..cursor.array()? {
-        batch
-            .events
-            .extend(event::decode(cursor, &mut batch.skipped)?);
-    }
-    Ok(())
+    Ok(match cursor.text()? {
+        "events" => Some(MapKey::Events),
+        "data_parallel_rank" | "attn_dp_rank" | "dp_rank" => Some(MapKey::Rank),
+        _ => None,
+    })
 }
 
 fn decode_rank(cursor: &mut Cursor<'_>) -> Result<Option<u32>, CursorError> {

@@ -35,6 +35,7 @@ fn plain_store() -> Stored {
         cache_salt: None,
         media: vec![],
         readable_blocks: 2,
+        tier: Tier::Device,
         group: Group::default(),
     }
 }
@@ -70,7 +71,8 @@ fn an_array_store_is_read_as_published() {
 
 #[test]
 fn a_map_store_is_the_same_in_any_order_of_keys() {
-    assert_eq!(decoded("map_store"), decoded("array_store"));
+    assert_eq!(decoded("map_store").events, decoded("array_store").events);
+    assert_eq!(decoded("map_store").dp_rank, decoded("array_store").dp_rank);
 }
 
 #[test]
@@ -84,6 +86,8 @@ fn a_batch_may_be_a_map() {
 fn removals_and_clears_are_read() {
     let removed = Removed {
         engine_hashes: vec![7002, 7001],
+        remaining: vec![],
+        tier: Tier::Device,
         group: Group::default(),
     };
     assert_eq!(decoded("array_remove").events, [Event::Removed(removed)]);
@@ -230,7 +234,7 @@ fn older_tails_are_told_by_their_types() {
 }
 
 #[test]
-fn what_is_not_the_engines_own_device_prefix_is_left_out_by_name() {
+fn what_is_not_the_engines_own_prefix_is_left_out_by_name() {
     let with = |pairs: Vec<(&'static str, V)>| {
         let mut event = vec![
             ("type", V::from("BlockStored")),
@@ -247,10 +251,9 @@ fn what_is_not_the_engines_own_device_prefix_is_left_out_by_name() {
     check("medium", "gpu".into(), None);
     check("medium", "DEVICE".into(), None);
     check("medium", "".into(), None);
-    for other in ["CPU", "CPU_TIER2", "DISK", "EXTERNAL"] {
-        check("medium", other.into(), Some(SkipReason::OtherMedium));
+    for unknown in ["FS", "OBJ", "MOON"] {
+        check("medium", unknown.into(), Some(SkipReason::UnknownMedium));
     }
-    check("medium", "FS".into(), Some(SkipReason::UnknownMedium));
     check("locality", "LOCAL".into(), None);
     check("locality", "REMOTE".into(), Some(SkipReason::Locality));
     check("locality", "MOON".into(), Some(SkipReason::Locality));
@@ -362,7 +365,9 @@ fn nesting_has_no_depth_that_hurts() {
     let mut payload = vec![0x93];
     payload.extend(std::iter::repeat_n(0x91, 1_000_000));
     payload.extend([0xc0, 0x90, 0xc0]);
-    assert_eq!(decode_batch(&payload).unwrap(), Batch::default());
+    let batch = decode_batch(&payload).unwrap();
+    assert!(batch.events.is_empty());
+    assert_eq!(batch.skipped.total(), 0);
 }
 
 #[test]
@@ -468,18 +473,159 @@ fn a_replay_message_may_have_a_topic_and_ends_with_an_empty_payload() {
     check(&[bytes(b""), number(), bytes(b"p")], Some(batch.clone()));
     check(
         &[bytes(b""), bytes(b"kv"), number(), bytes(b"p")],
-        Some(batch),
+        Some(batch.clone()),
     );
     check(&[bytes(b""), end(), bytes(b"")], Some(ReplayFrame::End));
     check(
         &[bytes(b""), bytes(b""), end(), bytes(b"")],
         Some(ReplayFrame::End),
     );
-    check(&[number(), bytes(b"p")], None);
-    check(&[bytes(b"x"), number(), bytes(b"p")], None);
+    check(&[number(), bytes(b"p")], Some(batch.clone()));
+    check(&[bytes(b"x"), number(), bytes(b"p")], Some(batch));
+    check(&[number(), number(), number(), bytes(b"p")], None);
     check(
         &[bytes(b""), bytes(b"x"), bytes(b"y"), number(), bytes(b"p")],
         None,
     );
     check(&[bytes(b""), bytes(&[1]), bytes(b"p")], None);
+}
+
+#[test]
+fn a_medium_is_a_tier_in_stores_and_removals_alike() {
+    let names = [
+        (Tier::Device, &["", "gpu", "DEVICE"][..]),
+        (Tier::Host, &["CPU", "CPU_PINNED", "cpu_tier1"]),
+        (Tier::Disk, &["CPU_TIER2", "DISK", "NVME", "STORAGE"]),
+        (Tier::External, &["EXTERNAL", "NETWORK", "REMOTE", "SHARED"]),
+    ];
+    for (tier, media) in names {
+        for &medium in media {
+            let mut store = sample::stored(&[1], None, &[5, 6], 2);
+            store[6] = medium.into();
+            let removal = vec!["BlockRemoved".into(), vec![1_u32].into(), medium.into()];
+            match (one(V::List(store)), one(V::List(removal))) {
+                (Ok(Event::Stored(stored)), Ok(Event::Removed(removed))) => {
+                    assert_eq!((stored.tier, removed.tier), (tier, tier), "{medium}");
+                }
+                other => panic!("{medium}: {other:?}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn a_lower_tier_store_may_have_no_tokens_and_no_size() {
+    for size in [V::Nil, V::Int(0), V::Int(16)] {
+        let mut event = sample::stored(&[1, 2], None, &[], 0);
+        event[4] = size;
+        event[5] = V::Int(3);
+        event[6] = "CPU".into();
+        let Ok(Event::Stored(stored)) = one(V::List(event.clone())) else {
+            panic!("{event:?}")
+        };
+        assert_eq!(stored.engine_hashes, [1, 2]);
+        assert!(stored.tokens.is_empty());
+    }
+}
+
+#[test]
+fn copies_left_are_read_wherever_a_removal_has_them() {
+    let counts = || V::List(vec![V::Int(1), V::Nil, V::Int(0)]);
+    let expected = vec![Some(1), None, Some(0)];
+    let hashes = || V::from(vec![1_u32, 2, 3]);
+    let array = |tail: Vec<V>| {
+        let mut event = vec!["BlockRemoved".into(), hashes(), "GPU".into()];
+        event.extend(tail);
+        V::List(event)
+    };
+    let group = || V::Int(0);
+    let map = V::Map(vec![
+        ("type", "BlockRemoved".into()),
+        ("block_hashes", hashes()),
+        ("remaining_copy_counts", counts()),
+    ]);
+    let full = [group(), V::Nil, V::Nil, "LOCAL".into(), V::Nil, counts()];
+    for event in [map, array(vec![group(), counts()]), array(full.to_vec())] {
+        let Ok(Event::Removed(removed)) = one(event.clone()) else {
+            panic!("{event:?}")
+        };
+        assert_eq!(removed.remaining, expected, "{event:?}");
+    }
+    for odd in [
+        V::List(vec![V::Int(1)]),
+        V::List(vec![V::Int(-1); 3]),
+        V::Int(3),
+    ] {
+        let map = V::Map(vec![
+            ("type", "BlockRemoved".into()),
+            ("block_hashes", hashes()),
+            ("remaining_copy_counts", odd.clone()),
+        ]);
+        let Ok(Event::Removed(removed)) = one(map) else {
+            panic!("{odd:?}")
+        };
+        assert!(removed.remaining.is_empty(), "{odd:?}");
+    }
+}
+
+#[test]
+fn media_are_read_from_a_list_of_their_own() {
+    let object = |hash: V| V::Map(vec![("mm_hash", hash), ("offsets", V::List(vec![]))]);
+    let entry = |objects: Vec<V>| V::Map(vec![("mm_objects", V::List(objects))]);
+    let media = |infos: Vec<V>| {
+        let event = vec![
+            ("type", V::from("BlockStored")),
+            ("block_hashes", vec![1_u32, 2].into()),
+            ("token_ids", vec![5_u32, 6, 7, 8].into()),
+            ("block_size", 2_u32.into()),
+            ("block_mm_infos", V::List(infos)),
+        ];
+        match one(V::Map(event)) {
+            Ok(Event::Stored(stored)) => (stored.media, stored.readable_blocks),
+            other => panic!("{other:?}"),
+        }
+    };
+    let digest = "00000000000000ff".to_owned() + &"0".repeat(48);
+    let known = entry(vec![object(V::Big(7)), object(digest.as_str().into())]);
+    assert_eq!(
+        media(vec![V::Nil, known.clone()]),
+        (vec![vec![], vec![7, 255]], 2)
+    );
+    assert_eq!(media(vec![V::Nil, V::Nil]), (vec![], 2));
+    assert_eq!(media(vec![]), (vec![], 2));
+    assert_eq!(media(vec![known.clone()]), (vec![vec![7, 255]], 1));
+    assert_eq!(media(vec![known.clone(), V::Int(4)]).1, 1);
+    assert_eq!(media(vec![entry(vec![object(V::Nil)]), known]).1, 0);
+}
+
+#[test]
+fn one_batch_after_another_decodes_into_the_same_buffers() {
+    let mut batch = Batch::default();
+    for name in ["array_store", "map_store", "array_remove", "array_store"] {
+        batch.decode(&fixture(name)).unwrap();
+        assert_eq!(batch.events, decoded(name).events, "{name}");
+    }
+    let buffer_of = |batch: &Batch| match &batch.events[0] {
+        Event::Stored(stored) => stored.tokens.as_ptr(),
+        other => panic!("{other:?}"),
+    };
+    let before = buffer_of(&batch);
+    batch.decode(&fixture("array_store")).unwrap();
+    assert_eq!(buffer_of(&batch), before);
+    assert!(batch.decode(&fixture("array_store")[..40]).is_err());
+    assert!(batch.events.is_empty());
+}
+
+#[test]
+fn the_rank_is_found_without_the_events() {
+    for name in [
+        "array_store",
+        "map_store",
+        "map_batch",
+        "array_clear",
+        "keyed",
+    ] {
+        assert_eq!(rank_of(&fixture(name)), decoded(name).dp_rank, "{name}");
+    }
+    assert_eq!(rank_of(&[0xc1]), None);
 }

@@ -63,6 +63,7 @@ fn the_list_of_fields_is_the_list_of_fields() {
 #[test]
 fn a_record_shows_its_registration_its_lifecycle_and_reasons_where_it_has_some() {
     let record = |reasons: &[&str]| WorkerRecord {
+        warnings: vec![],
         registration: WorkerRegistration::new(1),
         lifecycle: Lifecycle::Incomplete,
         not_schedulable_reasons: reasons.iter().map(|&reason| reason.to_owned()).collect(),

@@ -1,0 +1,164 @@
+//! The block sizes that a rank uses, by tier and group, and the blocks that have to be cut again; it
+//! decides for no event whether its size can be reconciled.
+
+use std::num::NonZeroU32;
+
+use pointsman_core::hash::{EngineHash, HashLayout};
+use pointsman_core::index::{KvEvent, Placement};
+use pointsman_core::recut::{Recut, RecutError};
+
+use super::super::skip::SkipReason;
+
+/// Foreign block sizes by tier and group, per rank.
+const MAX_RECUTS: usize = 8;
+
+#[derive(Debug, Default)]
+pub(super) struct Cuts {
+    recuts: Vec<Cut>,
+}
+
+#[derive(Debug)]
+struct Cut {
+    at: Placement,
+    size: NonZeroU32,
+    recut: Recut,
+}
+
+impl Cuts {
+    /// What cuts blocks of this size there.
+    pub(super) fn recut(
+        &mut self,
+        at: Placement,
+        size: NonZeroU32,
+        layout: HashLayout,
+    ) -> Result<&mut Recut, SkipReason> {
+        let known = self.recuts.iter();
+        let mut known = known.map(|cut| (cut.at, cut.size));
+        let position = match known.position(|known| known == (at, size)) {
+            Some(position) => position,
+            None if self.recuts.len() == MAX_RECUTS => return Err(SkipReason::RecutFull),
+            None => {
+                let recut = Recut::new(size, layout).map_err(|error| reason(&error))?;
+                self.recuts.push(Cut { at, size, recut });
+                self.recuts.len() - 1
+            }
+        };
+        Ok(&mut self.recuts[position].recut)
+    }
+
+    /// What it means that blocks were removed there.
+    pub(super) fn removed(
+        &mut self,
+        at: Placement,
+        names: &mut Vec<EngineHash>,
+        mut apply: impl FnMut(&KvEvent),
+    ) {
+        if names.is_empty() {
+            return;
+        }
+        if self.recuts.iter().all(|cut| cut.at != at) {
+            let engine_hashes = std::mem::take(names);
+            let event = KvEvent::Removed { engine_hashes };
+            apply(&event);
+            if let KvEvent::Removed { engine_hashes } = event {
+                *names = engine_hashes;
+            }
+            return;
+        }
+        let rest = self.plain_names(at, names.iter(), |name| **name);
+        for cut in self.recuts.iter_mut().filter(|cut| cut.at == at) {
+            cut.recut.removed(names).iter().for_each(&mut apply);
+        }
+        if !rest.is_empty() {
+            let engine_hashes = rest.into_iter().copied().collect();
+            apply(&KvEvent::Removed { engine_hashes });
+        }
+    }
+
+    /// What it means that so many copies of blocks are left there.
+    pub(super) fn remaining(
+        &mut self,
+        at: Placement,
+        copies: &[(EngineHash, u32)],
+        mut apply: impl FnMut(&KvEvent),
+    ) {
+        let rest = self.plain_names(at, copies.iter(), |(name, _)| *name);
+        for cut in self.recuts.iter_mut().filter(|cut| cut.at == at) {
+            cut.recut.remaining(copies).iter().for_each(&mut apply);
+        }
+        if !rest.is_empty() {
+            let copies = rest.into_iter().copied().collect();
+            apply(&KvEvent::Remaining { copies });
+        }
+    }
+
+    /// What it means that blocks which are held in some tier are now held there too. Their size is
+    /// the one they have elsewhere.
+    pub(super) fn linked(
+        &mut self,
+        at: Placement,
+        names: &[EngineHash],
+        layout: HashLayout,
+    ) -> Vec<KvEvent> {
+        let mut events = Vec::new();
+        let mut sizes = Vec::new();
+        for cut in self.recuts.iter().filter(|cut| cut.at.group == at.group) {
+            if !sizes.contains(&cut.size)
+                && let Some(event) = cut.recut.linked(names)
+            {
+                sizes.push(cut.size);
+                events.push(event);
+            }
+        }
+        for size in sizes {
+            // Removals from there will be of the same names.
+            if self.recut(at, size, layout).is_err() {
+                return Vec::new();
+            }
+        }
+        let is_joined = |name: &EngineHash| self.recuts.iter().any(|cut| cut.recut.knows(*name));
+        let plain = names.iter().filter(|name| !is_joined(name)).copied();
+        events.push(KvEvent::Linked {
+            engine_hashes: plain.collect(),
+        });
+        events
+    }
+
+    /// Whether small blocks are being joined to the partition's.
+    pub(super) fn joins(&self) -> bool {
+        self.recuts.iter().any(|cut| cut.recut.pieces() > 0)
+    }
+
+    #[cfg(test)]
+    pub(super) fn pieces(&self) -> usize {
+        self.recuts.iter().map(|cut| cut.recut.pieces()).sum()
+    }
+
+    pub(super) fn clear(&mut self) {
+        *self = Self::default();
+    }
+
+    /// Those that may be names of blocks of the partition's size.
+    fn plain_names<'a, T>(
+        &self,
+        at: Placement,
+        names: impl Iterator<Item = &'a T>,
+        name_of: impl Fn(&&'a T) -> EngineHash,
+    ) -> Vec<&'a T> {
+        let is_joined = |name: EngineHash| {
+            let mut here = self.recuts.iter().filter(|cut| cut.at == at);
+            here.any(|cut| cut.recut.knows(name))
+        };
+        names.filter(|name| !is_joined(name_of(name))).collect()
+    }
+}
+
+pub(super) fn reason(error: &RecutError) -> SkipReason {
+    match error {
+        RecutError::BlockSize { .. } => SkipReason::BlockSize,
+        RecutError::Bigrams => SkipReason::TokenForm,
+        RecutError::TokenCount { .. } => SkipReason::TokenCount,
+        RecutError::UnknownParent => SkipReason::UnknownParent,
+        _ => SkipReason::RecutFull,
+    }
+}

@@ -1,0 +1,155 @@
+//! Engines whose block size is a multiple or a divisor of the partition's, which is 4 here.
+
+use super::*;
+
+fn sized(hashes: &[u32], parent: Option<u32>, ids: &[u32], size: u32) -> V {
+    V::List(stored(hashes, parent, ids, size))
+}
+
+#[test]
+fn larger_blocks_are_cut_and_removed_and_stored_again_exactly() {
+    let mut rig = Rig::new();
+    let prompt = tokens(1..25);
+    rig.apply_events(vec![
+        sized(&[1, 2], None, &prompt[..16], 8),
+        sized(&[3], Some(2), &prompt[16..], 8),
+    ]);
+    assert_eq!(rig.overlap(&prompt), 6);
+    assert_eq!(
+        rig.overlap(&prompt[..4]),
+        1,
+        "half an engine block is a block"
+    );
+    rig.apply_events(vec![removed(&[2])]);
+    assert_eq!(rig.overlap(&prompt), 2);
+    rig.apply_events(vec![sized(&[2], Some(1), &prompt[8..16], 8)]);
+    assert_eq!(rig.overlap(&prompt), 6, "what was behind the hole is back");
+    let report = rig.progress.report();
+    assert_eq!((report.recut_events, report.block_size_mismatches), (3, 0));
+    assert_eq!(report.mismatched_block_size, Some(8));
+}
+
+#[test]
+fn smaller_blocks_are_joined_and_go_with_any_of_their_parts() {
+    let mut rig = Rig::new();
+    let prompt = tokens(1..13);
+    rig.apply_events(vec![
+        sized(&[1, 2, 3], None, &prompt[..6], 2),
+        sized(&[4, 5, 6], Some(3), &prompt[6..], 2),
+    ]);
+    assert_eq!(rig.overlap(&prompt), 3);
+    assert_eq!(rig.ingest.remembered(), 6);
+    rig.apply_events(vec![removed(&[3])]);
+    assert_eq!(rig.overlap(&prompt), 1);
+    rig.apply_events(vec![sized(&[3], Some(2), &prompt[4..6], 2)]);
+    assert_eq!(rig.overlap(&prompt), 3);
+    rig.apply_events(vec![removed(&[1, 2, 3, 4, 5, 6])]);
+    assert_eq!(rig.overlap(&prompt), 0);
+    assert_eq!(rig.ingest.remembered(), 0);
+}
+
+#[test]
+fn copies_of_joined_blocks_are_counted_part_by_part() {
+    let mut rig = Rig::new();
+    let prompt = tokens(1..5);
+    let both = || sized(&[1, 2], None, &prompt, 2);
+    rig.apply_events(vec![both(), both(), removed(&[1])]);
+    assert_eq!(rig.overlap(&prompt), 1);
+    rig.apply_events(vec![removed(&[1])]);
+    assert_eq!(rig.overlap(&prompt), 0);
+}
+
+#[test]
+fn joined_blocks_whose_parent_is_unknown_are_left_out() {
+    let mut rig = Rig::new();
+    rig.apply_events(vec![sized(&[3, 4], Some(2), &tokens(1..5), 2)]);
+    assert_eq!(rig.overlap(&tokens(1..5)), 0);
+    assert_eq!(rig.metrics.skipped(SkipReason::UnknownParent), 1);
+}
+
+#[test]
+fn cut_blocks_are_linked_to_a_lower_tier_and_leave_it() {
+    let mut rig = Rig::new();
+    let prompt = tokens(1..9);
+    let on_host = |hashes: &[u32]| {
+        let mut event = stored(hashes, None, &[], 0);
+        event[6] = "CPU".into();
+        V::List(event)
+    };
+    rig.apply_events(vec![
+        sized(&[1], None, &prompt, 8),
+        on_host(&[1]),
+        removed(&[1]),
+    ]);
+    assert_eq!(rig.tiers(&prompt), (0, 2, 0));
+    let from_host = V::List(vec![
+        "BlockRemoved".into(),
+        vec![1_u32].into(),
+        "CPU".into(),
+    ]);
+    rig.apply_events(vec![from_host]);
+    assert_eq!(rig.tiers(&prompt), (0, 0, 0));
+}
+
+#[test]
+fn cut_and_plain_blocks_of_one_rank_are_told_apart() {
+    let mut rig = Rig::new();
+    let prompt = tokens(1..9);
+    rig.apply_events(vec![
+        sized(&[1], None, &prompt, 8),
+        plain(&[7], None, &tokens(70..74)),
+        removed(&[7]),
+    ]);
+    assert_eq!(rig.overlap(&prompt), 2);
+    assert_eq!(rig.overlap(&tokens(70..74)), 0);
+    rig.apply_events(vec![removed(&[1])]);
+    assert_eq!(rig.overlap(&prompt), 0);
+}
+
+#[test]
+fn a_namespace_is_inherited_across_cut_blocks() {
+    let mut rig = Rig::new();
+    let prompt = tokens(1..17);
+    let mut first = stored(&[1], None, &prompt[..8], 8);
+    first.push("poet".into());
+    rig.apply_events(vec![V::List(first), sized(&[2], Some(1), &prompt[8..], 8)]);
+    let poet = Asked {
+        lora_name: Some("poet"),
+        cache_salt: None,
+    };
+    assert_eq!(rig.overlap_as(0, &prompt, poet), 4);
+    assert_eq!(rig.overlap(&prompt), 0);
+}
+
+#[test]
+fn cut_blocks_with_media_are_left_out_as_their_place_is_not_told() {
+    let mut rig = Rig::new();
+    let digest = "ab".repeat(32);
+    let keys = V::List(vec![V::Nil, V::List(vec![digest.as_str().into()])]);
+    let mut event = stored(&[1, 2], None, &tokens(1..17), 8);
+    event.extend([V::Nil, keys]);
+    rig.apply_events(vec![V::List(event)]);
+    assert_eq!(rig.overlap(&tokens(1..17)), 2);
+    assert_eq!(rig.metrics.skipped(SkipReason::ExtraKeys), 1);
+}
+
+#[test]
+fn too_many_block_sizes_are_refused_and_counted() {
+    let mut rig = Rig::new();
+    let sizes = 2..12_u32;
+    let events = sizes.map(|factor| sized(&[factor], None, &tokens(0..4 * factor), 4 * factor));
+    rig.apply_events(events.collect());
+    assert_eq!(rig.metrics.skipped(SkipReason::RecutFull), 2);
+}
+
+#[test]
+fn doubted_joined_blocks_are_forgotten_with_their_parts() {
+    let mut rig = Rig::new();
+    let prompt = tokens(1..9);
+    rig.apply_events(vec![sized(&[1, 2, 3, 4], None, &prompt, 2)]);
+    rig.ingest.doubt();
+    assert_eq!(rig.ingest.drop_doubted(), 2);
+    assert_eq!(rig.ingest.remembered(), 0);
+    rig.apply_events(vec![sized(&[1, 2, 3, 4], None, &prompt, 2)]);
+    assert_eq!(rig.overlap(&prompt), 2);
+}

@@ -1,0 +1,416 @@
+//! The fields of one event as they come: by place in an array, by name in a map.
+//!
+//! It reads each into the form it has on the wire and judges none.
+
+use super::super::super::cursor::{Cursor, CursorError, Shape};
+use super::super::Spare;
+
+/// What an event may carry, under the names of its map form.
+#[derive(Clone, Copy)]
+enum Field {
+    Hashes,
+    Parent,
+    Tokens,
+    BlockSize,
+    LoraId,
+    Medium,
+    LoraName,
+    CacheSalt,
+    ExtraKeys,
+    MediaInfos,
+    Group,
+    Kind,
+    Locality,
+    Ownership,
+    Lookahead,
+    Remaining,
+}
+
+/// The array form of a store, up to its tail.
+const STORED: &[Field] = &[
+    Field::Hashes,
+    Field::Parent,
+    Field::Tokens,
+    Field::BlockSize,
+    Field::LoraId,
+    Field::Medium,
+    Field::LoraName,
+    Field::ExtraKeys,
+];
+/// The array form of a removal, up to its tail.
+const REMOVED: &[Field] = &[Field::Hashes, Field::Medium];
+
+#[derive(Clone, Copy)]
+pub(super) enum Tag {
+    Stored,
+    Removed,
+    Cleared,
+    Unknown,
+}
+
+impl Tag {
+    fn of(name: &str) -> Self {
+        match name {
+            "BlockStored" => Self::Stored,
+            "BlockRemoved" => Self::Removed,
+            "AllBlocksCleared" => Self::Cleared,
+            _ => Self::Unknown,
+        }
+    }
+}
+
+#[derive(Default)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "facts of one event, each read on its own"
+)]
+pub(super) struct Fields<'a> {
+    pub(super) hashes: Option<Vec<u64>>,
+    pub(super) parent: Option<u64>,
+    pub(super) tokens: Vec<u32>,
+    pub(super) bigram: bool,
+    pub(super) block_size: Option<u32>,
+    pub(super) has_lora_id: bool,
+    pub(super) medium: Option<&'a str>,
+    pub(super) lora_name: Option<&'a str>,
+    pub(super) cache_salt: Option<&'a str>,
+    pub(super) extra_keys: Option<Cursor<'a>>,
+    pub(super) media_infos: Option<Cursor<'a>>,
+    pub(super) unreadable_namespace: bool,
+    pub(super) group: Option<u32>,
+    pub(super) kind: Option<&'a str>,
+    pub(super) locality: Option<&'a str>,
+    pub(super) ownership: Option<&'a str>,
+    pub(super) has_lookahead: bool,
+    pub(super) remaining: Option<Cursor<'a>>,
+}
+
+fn skip_many(cursor: &mut Cursor<'_>, count: u32) -> Result<(), CursorError> {
+    (0..count).try_for_each(|_| cursor.skip())
+}
+
+/// One element of an array's tail, whose meaning depends on the others.
+#[derive(Clone, Default)]
+enum TailValue<'a> {
+    #[default]
+    Nil,
+    Number(u64),
+    Text(&'a str),
+    List(Cursor<'a>),
+    Other,
+}
+
+impl<'a> Fields<'a> {
+    /// Reads one event, array or map; its tag.
+    pub(super) fn read_event(
+        &mut self,
+        cursor: &mut Cursor<'a>,
+        spare: &mut Spare,
+    ) -> Result<Tag, CursorError> {
+        if cursor.shape()? == Shape::Map {
+            return self.read_map(cursor, spare);
+        }
+        let count = cursor.array()?;
+        if count == 0 {
+            return Ok(Tag::Unknown);
+        }
+        let tag = Tag::of(cursor.text()?);
+        let mut left = count - 1;
+        let order = match tag {
+            Tag::Stored => STORED,
+            Tag::Removed => REMOVED,
+            Tag::Cleared | Tag::Unknown => &[],
+        };
+        for &field in order {
+            if left == 0 {
+                return Ok(tag);
+            }
+            left -= 1;
+            self.read(field, cursor, spare)?;
+        }
+        match tag {
+            Tag::Unknown => skip_many(cursor, left)?,
+            Tag::Cleared if left > 0 => {
+                self.ownership = optional_text(cursor)?;
+                skip_many(cursor, left - 1)?;
+            }
+            _ => self.read_tail(cursor, left)?,
+        }
+        Ok(tag)
+    }
+
+    fn read_map(&mut self, cursor: &mut Cursor<'a>, spare: &mut Spare) -> Result<Tag, CursorError> {
+        let mut tag = Tag::Unknown;
+        for _ in 0..cursor.map()? {
+            if cursor.shape()? != Shape::Text {
+                skip_many(cursor, 2)?;
+                continue;
+            }
+            let field = match cursor.text()? {
+                "type" => {
+                    tag = Tag::of(cursor.text()?);
+                    continue;
+                }
+                "block_hashes" => Field::Hashes,
+                "parent_block_hash" => Field::Parent,
+                "token_ids" => Field::Tokens,
+                "block_size" => Field::BlockSize,
+                "lora_id" => Field::LoraId,
+                "medium" => Field::Medium,
+                "lora_name" => Field::LoraName,
+                "cache_salt" => Field::CacheSalt,
+                "extra_keys" => Field::ExtraKeys,
+                "block_mm_infos" => Field::MediaInfos,
+                "group_idx" => Field::Group,
+                "kv_cache_spec_kind" => Field::Kind,
+                "locality" => Field::Locality,
+                "ownership" => Field::Ownership,
+                "lookahead_token_ids" => Field::Lookahead,
+                "remaining_copy_counts" => Field::Remaining,
+                _ => {
+                    cursor.skip()?;
+                    continue;
+                }
+            };
+            self.read(field, cursor, spare)?;
+        }
+        Ok(tag)
+    }
+
+    fn read(
+        &mut self,
+        field: Field,
+        cursor: &mut Cursor<'a>,
+        spare: &mut Spare,
+    ) -> Result<(), CursorError> {
+        match field {
+            Field::Hashes => {
+                let buffer = spare.hashes.pop().unwrap_or_default();
+                self.hashes = Some(hashes(cursor, buffer)?);
+            }
+            Field::Parent => {
+                self.parent = if cursor.nil()? {
+                    None
+                } else {
+                    Some(hash(cursor)?)
+                };
+            }
+            Field::Tokens => self.read_tokens(cursor, spare)?,
+            Field::BlockSize => {
+                self.block_size = if cursor.nil()? {
+                    None
+                } else {
+                    Some(cursor.u32()?)
+                };
+            }
+            Field::LoraId => self.has_lora_id = is_set(cursor)?,
+            Field::Medium => self.medium = optional_text(cursor)?,
+            Field::LoraName => self.read_lora_name(cursor)?,
+            Field::CacheSalt => self.cache_salt = optional_text(cursor)?,
+            Field::ExtraKeys => self.extra_keys = optional_value(cursor)?,
+            Field::MediaInfos => self.media_infos = optional_value(cursor)?,
+            Field::Group => {
+                self.group = if cursor.nil()? {
+                    None
+                } else {
+                    Some(cursor.u32()?)
+                };
+            }
+            Field::Kind => self.kind = optional_text(cursor)?,
+            Field::Locality => self.locality = optional_text(cursor)?,
+            Field::Ownership => self.ownership = optional_text(cursor)?,
+            Field::Lookahead => self.has_lookahead = is_set(cursor)?,
+            Field::Remaining => self.remaining = optional_value(cursor)?,
+        }
+        Ok(())
+    }
+
+    /// Single ids, or pairs of neighbours: the first of each, then the second of the last.
+    fn read_tokens(
+        &mut self,
+        cursor: &mut Cursor<'a>,
+        spare: &mut Spare,
+    ) -> Result<(), CursorError> {
+        if cursor.nil()? {
+            return Ok(());
+        }
+        let count = cursor.array()?;
+        self.tokens = spare.tokens.pop().unwrap_or_default();
+        self.tokens.reserve(cursor.capacity_for(count));
+        if count == 0 || cursor.shape()? != Shape::Array {
+            for _ in 0..count {
+                self.tokens.push(cursor.u32()?);
+            }
+            return Ok(());
+        }
+        self.bigram = true;
+        let mut last = 0;
+        for _ in 0..count {
+            let at = cursor.position();
+            if cursor.array()? != 2 {
+                return Err(CursorError::Unexpected {
+                    wanted: "a pair of token ids",
+                    at,
+                });
+            }
+            self.tokens.push(cursor.u32()?);
+            last = cursor.u32()?;
+        }
+        self.tokens.push(last);
+        Ok(())
+    }
+
+    /// An adapter's name; one dialect puts a map of metadata here instead.
+    fn read_lora_name(&mut self, cursor: &mut Cursor<'a>) -> Result<(), CursorError> {
+        match cursor.shape()? {
+            Shape::Nil | Shape::Text => self.lora_name = optional_text(cursor)?,
+            Shape::Map => {
+                for _ in 0..cursor.map()? {
+                    let is_salt = cursor.shape()? == Shape::Text && cursor.text()? == "cache_salt";
+                    if is_salt {
+                        self.cache_salt = optional_text(cursor)?;
+                    } else {
+                        cursor.skip()?;
+                    }
+                }
+            }
+            _ => {
+                cursor.skip()?;
+                self.unreadable_namespace = true;
+            }
+        }
+        Ok(())
+    }
+
+    /// Group, kind, window, locality and ownership in that order, where at least four elements
+    /// have fitting types; otherwise each is told by its type, as older engines send them. A list
+    /// is what it can only be in either: media of a store, copies left of a removal.
+    fn read_tail(&mut self, cursor: &mut Cursor<'a>, left: u32) -> Result<(), CursorError> {
+        const FIXED: usize = 5;
+        let mut values: [TailValue<'a>; FIXED] = Default::default();
+        let mut found = 0;
+        let mut list = None;
+        for _ in 0..left {
+            let value = tail_value(cursor)?;
+            if let TailValue::List(cursor) = &value {
+                list = list.or_else(|| Some(cursor.clone()));
+            }
+            if let Some(slot) = values.get_mut(found) {
+                *slot = value;
+                found += 1;
+            }
+        }
+        self.media_infos.clone_from(&list);
+        self.remaining = list;
+        let values = &values[..found];
+        let number =
+            |at: usize| matches!(values.get(at), Some(TailValue::Nil | TailValue::Number(_)));
+        let text = |at: usize| matches!(values.get(at), Some(TailValue::Nil | TailValue::Text(_)));
+        if number(0) && text(1) && number(2) && text(3) && (found == 4 || text(4)) {
+            self.group = as_group(&values[0]);
+            self.kind = as_text(&values[1]);
+            self.locality = as_text(&values[3]);
+            self.ownership = values.get(4).and_then(as_text);
+            return Ok(());
+        }
+        self.group = values
+            .iter()
+            .find(|v| matches!(v, TailValue::Number(_)))
+            .and_then(as_group);
+        self.kind = values.iter().find_map(as_text);
+        Ok(())
+    }
+}
+
+fn tail_value<'a>(cursor: &mut Cursor<'a>) -> Result<TailValue<'a>, CursorError> {
+    Ok(match cursor.shape()? {
+        Shape::Nil => {
+            cursor.skip()?;
+            TailValue::Nil
+        }
+        Shape::Integer => TailValue::Number(cursor.integer_bits()?),
+        Shape::Text => TailValue::Text(cursor.text()?),
+        Shape::Array => {
+            let list = cursor.clone();
+            cursor.skip()?;
+            TailValue::List(list)
+        }
+        _ => {
+            cursor.skip()?;
+            TailValue::Other
+        }
+    })
+}
+
+fn as_group(value: &TailValue<'_>) -> Option<u32> {
+    match value {
+        // A group that no engine numbers so stays an unknown group, which is never indexed.
+        TailValue::Number(number) => Some(u32::try_from(*number).unwrap_or(u32::MAX)),
+        _ => None,
+    }
+}
+
+fn as_text<'a>(value: &TailValue<'a>) -> Option<&'a str> {
+    match value {
+        TailValue::Text(text) => Some(text),
+        _ => None,
+    }
+}
+
+fn hashes(cursor: &mut Cursor<'_>, mut hashes: Vec<u64>) -> Result<Vec<u64>, CursorError> {
+    let count = cursor.array()?;
+    hashes.reserve(cursor.capacity_for(count));
+    for _ in 0..count {
+        hashes.push(hash(cursor)?);
+    }
+    Ok(hashes)
+}
+
+/// An integer of either sign, or a byte string folded to its last eight bytes.
+fn hash(cursor: &mut Cursor<'_>) -> Result<u64, CursorError> {
+    if cursor.shape()? != Shape::Bytes {
+        return cursor.integer_bits();
+    }
+    let digest = cursor.byte_string()?;
+    let tail = &digest[digest.len().saturating_sub(8)..];
+    Ok(tail
+        .iter()
+        .fold(0, |folded, &byte| (folded << 8) | u64::from(byte)))
+}
+
+fn optional_text<'a>(cursor: &mut Cursor<'a>) -> Result<Option<&'a str>, CursorError> {
+    if cursor.nil()? {
+        return Ok(None);
+    }
+    cursor.text().map(Some)
+}
+
+/// Steps over a value and keeps a cursor to it, unless it is nil.
+fn optional_value<'a>(cursor: &mut Cursor<'a>) -> Result<Option<Cursor<'a>>, CursorError> {
+    if cursor.nil()? {
+        return Ok(None);
+    }
+    let value = cursor.clone();
+    cursor.skip()?;
+    Ok(Some(value))
+}
+
+/// Whether a value says something: not nil, zero or an empty list.
+fn is_set(cursor: &mut Cursor<'_>) -> Result<bool, CursorError> {
+    match cursor.shape()? {
+        Shape::Nil => {
+            cursor.skip()?;
+            Ok(false)
+        }
+        Shape::Integer => Ok(cursor.integer_bits()? != 0),
+        Shape::Array => {
+            let mut probe = cursor.clone();
+            cursor.skip()?;
+            Ok(probe.array()? > 0)
+        }
+        _ => {
+            cursor.skip()?;
+            Ok(true)
+        }
+    }
+}
