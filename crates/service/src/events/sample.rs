@@ -1,6 +1,11 @@
 //! Builds `MessagePack` payloads for tests; it is no part of the product.
 
+#[path = "../../tests/it/recording.rs"]
+pub(super) mod recording;
+
 use bytes::Bytes;
+use rand::Rng;
+use rand::rngs::StdRng;
 
 /// A value to encode.
 #[derive(Clone, Debug)]
@@ -114,4 +119,49 @@ pub(super) fn removed(hashes: &[u32]) -> V {
 
 pub(super) fn cleared() -> V {
     V::List(vec!["AllBlocksCleared".into()])
+}
+
+/// Every payload that was recorded from a publisher.
+pub(super) fn recorded_payloads() -> Vec<Vec<u8>> {
+    const TITLES: [&str; 4] = [
+        "vllm 0.33.0 rank 0, numbers",
+        "vllm 0.33.0 rank 1, digests",
+        "sglang 0.5.23 rank 0",
+        "sglang 0.5.23 rank 1, bigrams",
+    ];
+    let live = TITLES
+        .iter()
+        .flat_map(|title| recording::recording(title).live);
+    live.map(|frames| frames[2].to_vec()).collect()
+}
+
+/// A payload as it may come from a broken publisher: cut, or with bits, bytes and stretches changed.
+pub(super) fn damaged(random: &mut StdRng, corpus: &[Vec<u8>]) -> Vec<u8> {
+    let mut payload = corpus[random.random_range(0..corpus.len())].clone();
+    if random.random_bool(0.2) {
+        payload.truncate(random.random_range(0..=payload.len()));
+    }
+    for _ in 0..random.random_range(1..6) {
+        if payload.is_empty() {
+            break;
+        }
+        let at = random.random_range(0..payload.len());
+        let to = random.random_range(at..payload.len().min(at + 40));
+        match random.random_range(0..5) {
+            0 => payload[at] ^= 1 << random.random_range(0..8),
+            1 => payload[at] = random.random(),
+            2 => drop(payload.drain(at..to)),
+            3 => {
+                let stretch = payload[at..to].to_vec();
+                let into = random.random_range(0..=payload.len());
+                payload.splice(into..into, stretch);
+            }
+            _ => {
+                let other = &corpus[random.random_range(0..corpus.len())];
+                let from = random.random_range(0..other.len());
+                payload.splice(at..to, other[from..].iter().copied().take(60));
+            }
+        }
+    }
+    payload
 }

@@ -1,6 +1,7 @@
 //! What batches come to in a real partition, as selections see it; no socket.
 
 mod churn;
+mod hostile;
 mod recut;
 mod tiers;
 

@@ -1,9 +1,7 @@
 //! Payloads of engines, byte for byte, and payloads of nobody; no socket and no partition.
 
+mod hostile;
 mod recorded;
-
-use rand::rngs::StdRng;
-use rand::{Rng, SeedableRng};
 
 use super::super::sample::{self, V};
 use super::super::skip::SkipReason;
@@ -342,95 +340,6 @@ fn a_batch_of_two_elements_or_of_five_is_taken() {
     let long = V::List(vec![V::Nil, clear(), V::Int(1), V::Nil, V::Map(vec![])]).encode();
     assert_eq!(decode_batch(&short).unwrap().events, [Event::Cleared]);
     assert_eq!(decode_batch(&long).unwrap().dp_rank, Some(1));
-}
-
-#[test]
-fn claimed_lengths_reserve_no_memory() {
-    let mut event = vec![0x93, 0xcb, 0, 0, 0, 0, 0, 0, 0, 0];
-    for tail in [
-        &b"\xdd\xff\xff\xff\xff"[..],
-        b"\x91\xdd\xff\xff\xff\xff\xabBlockStored\xdd\xff\xff\xff\xff",
-        b"\x91\xdf\xff\xff\xff\xff\xacblock_hashes\xdd\xff\xff\xff\xff\x01",
-        b"\x91\x98\xabBlockStored\x90\xc0\xdd\xff\xff\xff\xff\x01\x02",
-        b"\x91\xdb\xff\xff\xff\xff",
-    ] {
-        event.truncate(10);
-        event.extend_from_slice(tail);
-        assert!(decode_batch(&event).is_err());
-    }
-}
-
-#[test]
-fn nesting_has_no_depth_that_hurts() {
-    let mut payload = vec![0x93];
-    payload.extend(std::iter::repeat_n(0x91, 1_000_000));
-    payload.extend([0xc0, 0x90, 0xc0]);
-    let batch = decode_batch(&payload).unwrap();
-    assert!(batch.events.is_empty());
-    assert_eq!(batch.skipped.total(), 0);
-}
-
-#[test]
-fn every_prefix_of_a_batch_is_refused() {
-    for name in [
-        "array_store",
-        "map_store",
-        "map_batch",
-        "keyed",
-        "long_tail",
-        "byte_hashes",
-    ] {
-        let payload = fixture(name);
-        for length in 0..payload.len() {
-            assert!(
-                decode_batch(&payload[..length]).is_err(),
-                "{name} cut to {length}"
-            );
-        }
-    }
-}
-
-#[test]
-fn no_bytes_make_the_decoder_panic_or_hold_more_than_they_carry() {
-    let seed = 0x5eed_0001;
-    println!("seed {seed:#x}");
-    let mut random = StdRng::seed_from_u64(seed);
-    let names = [
-        "array_store",
-        "map_store",
-        "map_batch",
-        "keyed",
-        "long_tail",
-        "pairs",
-    ];
-    for round in 0..60_000 {
-        let mut payload = match round % 3 {
-            0 => (0..random.random_range(0..200))
-                .map(|_| random.random())
-                .collect(),
-            _ => fixture(names[random.random_range(0..names.len())]),
-        };
-        if round % 3 == 1 {
-            payload.truncate(random.random_range(0..=payload.len()));
-        }
-        for _ in 0..random.random_range(0..6) {
-            if payload.is_empty() {
-                break;
-            }
-            let at = random.random_range(0..payload.len());
-            payload[at] ^= 1 << random.random_range(0..8);
-        }
-        let Ok(batch) = decode_batch(&payload) else {
-            continue;
-        };
-        for event in &batch.events {
-            if let Event::Stored(stored) = event {
-                assert!(stored.engine_hashes.len() + stored.tokens.len() <= payload.len() + 1);
-                assert!(stored.readable_blocks <= stored.engine_hashes.len());
-                assert!(stored.media.len() <= stored.readable_blocks);
-            }
-        }
-    }
 }
 
 #[test]

@@ -5,10 +5,7 @@ use std::fmt::Write;
 use super::super::super::skip::SkipReason;
 use super::super::*;
 
-#[path = "../../../../tests/it/recording.rs"]
-mod recording;
-
-use recording::recording;
+use super::super::super::sample::recording::recording;
 
 const NUMBERS: &str = "vllm 0.33.0 rank 0, numbers";
 const DIGESTS: &str = "vllm 0.33.0 rank 1, digests";
