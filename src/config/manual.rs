@@ -101,6 +101,9 @@ fn meaning(setting: &Setting) -> String {
             "{} Not supported yet: only the default is accepted.",
             setting.doc
         ),
+        Status::OnlyDefault(why) => {
+            format!("{} Only the default is accepted: {why}.", setting.doc)
+        }
         Status::Replaced(other) => format!("{} No longer read: use {other}.", setting.doc),
     }
 }

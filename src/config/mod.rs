@@ -46,6 +46,7 @@ pub(crate) struct Settings {
     pub(crate) router: KvRouterConfig,
     /// Of workers that state no capacity.
     pub(crate) predicted_blocks_per_rank: usize,
+    pub(crate) shared_cache: cache::SharedCache,
     pub(crate) tokenizer: Tokenizer,
     pub(crate) serve: serve::Config,
     pub(crate) selection: Selection,
@@ -84,6 +85,7 @@ impl Settings {
             policy_file: values.path("DYN_ROUTER_POLICY_CONFIG"),
             router: router(&mut values),
             predicted_blocks_per_rank: values.size("POINTSMAN_PREDICTED_BLOCKS_PER_RANK"),
+            shared_cache: cache::SharedCache::read(&values),
             tokenizer: Tokenizer {
                 dir: values.path("POINTSMAN_TOKENIZER_DIR"),
                 tokenize: tokenize(&values),

@@ -219,7 +219,14 @@ impl Values {
             return self.take_default(setting);
         };
         let default = value::parse(setting.kind, setting.default).ok();
-        if setting.status == Status::NotYet && Some(&value) != default.as_ref() {
+        let why = match setting.status {
+            Status::NotYet => Some("not supported yet"),
+            Status::OnlyDefault(why) => Some(why),
+            Status::Used | Status::Ignored | Status::Replaced(_) => None,
+        };
+        if let Some(why) = why
+            && Some(&value) != default.as_ref()
+        {
             let only = if setting.default.is_empty() {
                 "unset"
             } else {
@@ -228,7 +235,7 @@ impl Values {
             self.mistakes.push(SettingError {
                 setting: found.setting.clone(),
                 value: Some(found.text.clone()),
-                problem: format!("not supported yet; leave it {only}"),
+                problem: format!("{why}; leave it {only}"),
             });
         }
         self.parsed.insert(setting.variable, value);

@@ -97,6 +97,7 @@ fn other_value(setting: &Setting, scratch: &Scratch) -> String {
         }
         Kind::Bytes { .. } => "77".to_owned(),
         Kind::Weight | Kind::Credit => "0.125".to_owned(),
+        Kind::Url => "http://127.0.0.1:7/query".to_owned(),
         Kind::Choice(words) => {
             (*words.iter().find(|word| **word != setting.default).unwrap()).to_owned()
         }
@@ -136,6 +137,9 @@ fn every_setting_does_what_its_status_says_from_variable_and_from_file() {
                         found[0].to_string().contains("not supported yet"),
                         "{name}: {found:?}"
                     );
+                }
+                (Status::OnlyDefault(why), Err(found)) => {
+                    assert!(found[0].to_string().contains(why), "{name}: {found:?}");
                 }
                 (Status::Replaced(other), Err(found)) => {
                     assert!(found[0].to_string().contains(other), "{name}: {found:?}");
@@ -532,4 +536,19 @@ fn beliefs_that_contradict_each_other_are_refused() {
         let found = mistakes(read(&variables));
         assert!(found.len() == 1 && found[0].starts_with(named), "{found:?}");
     }
+}
+
+#[test]
+fn a_shared_cache_is_named_by_its_url() {
+    let cache = |variables: &[(&str, &str)]| read(variables).unwrap().shared_cache.config();
+    assert_eq!(cache(&[]), None);
+    assert_eq!(cache(&[("DYN_SHARED_CACHE_TYPE", "none")]), None);
+    let url = ("POINTSMAN_SHARED_CACHE_URL", "http://10.0.0.9:7000/query");
+    assert_eq!(cache(&[url]).unwrap().deadline, Duration::from_millis(5));
+    let slow = cache(&[url, ("POINTSMAN_SHARED_CACHE_TIMEOUT_MS", "20")]);
+    assert_eq!(slow.unwrap().deadline, Duration::from_millis(20));
+    let found = mistakes(read(&[("POINTSMAN_SHARED_CACHE_URL", "https://cache")]));
+    assert!(found[0].contains("http://10.0.0.9:7000/query"), "{found:?}");
+    let found = mistakes(read(&[("DYN_SHARED_CACHE_TYPE", "hicache")]));
+    assert!(found[0].contains("POINTSMAN_SHARED_CACHE_URL"), "{found:?}");
 }

@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use pointsman_service::SharedCacheConfig;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
@@ -45,6 +46,9 @@ pub(super) fn parse(kind: Kind, text: &str) -> Result<Value, String> {
         Kind::Credit => number(text)
             .filter(|number| (0.0..=1.0).contains(number))
             .map(Value::Number),
+        Kind::Url => SharedCacheConfig::new(text)
+            .is_ok()
+            .then(|| Value::Text(text.to_owned())),
         Kind::Choice(words) => words
             .iter()
             .find(|word| word.eq_ignore_ascii_case(text))
@@ -69,6 +73,7 @@ pub(super) fn expected(kind: Kind) -> String {
         Kind::Millis { min, max } => range("whole milliseconds", min, max),
         Kind::Weight => "a finite number, 0 or more".to_owned(),
         Kind::Credit => "a finite number from 0 to 1".to_owned(),
+        Kind::Url => "a URL such as http://10.0.0.9:7000/query".to_owned(),
         Kind::Choice(words) => format!("one of {}", words.join(", ")),
         Kind::Text => "text".to_owned(),
         Kind::Path => "a path".to_owned(),

@@ -251,6 +251,7 @@ async fn serve(checked: Checked) -> anyhow::Result<()> {
         SelectionServiceBuilder::new(settings.router.clone(), WorkerType::Aggregated, registry)
             .default_block_size(settings.block_size)
             .predicted_blocks_per_rank(settings.predicted_blocks_per_rank)
+            .shared_cache(settings.shared_cache.config())
             .selection_cache(selection.pending)
             .reservations(selection.reservations)
             .indexer_peers(selection.recovery.peers.clone())

@@ -17,7 +17,7 @@ async fn completion(house: &House) -> (Exchange, String) {
     (exchange, destination)
 }
 
-fn predicted(house: &House) -> u64 {
+async fn predicted(house: &House) -> u64 {
     let request = pointsman_core::SelectionRequest {
         prompt: pointsman_core::Prompt::Tokens {
             ids: (1..=16).collect(),
@@ -26,8 +26,9 @@ fn predicted(house: &House) -> u64 {
         ..pointsman_core::SelectionRequest::default()
     };
     let partition = pointsman_core::PartitionId::new("m", "default");
-    let scores = house.service.overlap_scores(&partition, &request).unwrap();
-    scores.ranks.iter().map(|rank| rank.device_blocks).sum()
+    let scores = house.service.overlap_scores(&partition, request).await;
+    let ranks = scores.unwrap().overlap.ranks;
+    ranks.iter().map(|rank| rank.device_blocks).sum()
 }
 
 #[tokio::test]
@@ -36,7 +37,7 @@ async fn without_events_a_prompt_returns_to_where_it_went() {
     plan.router.use_kv_events = false;
     let house = plan.open().await;
     let (exchange, first) = completion(&house).await;
-    assert_eq!(predicted(&house), 4);
+    assert_eq!(predicted(&house).await, 4);
     drop(exchange);
     house.freed().await;
     for _ in 0..8 {

@@ -19,11 +19,14 @@ use crate::metrics::SelectionMetrics;
 use crate::pending::PendingConfig;
 use crate::recovery::{IndexerPeers, Recovery, RecoveryConfig};
 use crate::reservations::ReservationsConfig;
-use crate::service::{Memory, SelectionService, Shared};
+use crate::service::{Memory, Parts, SelectionService, Shared};
+use crate::shared_cache::SharedCacheConfig;
 use crate::workers::{Catalog, Rules};
 
 /// Block size of workers that state none, unless the builder is told another.
 const DEFAULT_BLOCK_SIZE: u32 = 16;
+/// Worth of a block in the shared cache, where there is one and nobody says.
+const SHARED_CACHE_MULTIPLIER: f64 = 0.5;
 const EXPIRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What a service is built from.
@@ -41,6 +44,7 @@ pub struct SelectionServiceBuilder {
     predicted_blocks_per_rank: Option<usize>,
     indexer_peers: Vec<String>,
     recovery: RecoveryConfig,
+    shared_cache: Option<SharedCacheConfig>,
     metrics: SelectionMetrics,
 }
 
@@ -63,6 +67,7 @@ impl SelectionServiceBuilder {
             predicted_blocks_per_rank: None,
             indexer_peers: Vec::new(),
             recovery: RecoveryConfig::default(),
+            shared_cache: None,
             metrics: SelectionMetrics::default(),
         }
     }
@@ -138,6 +143,14 @@ impl SelectionServiceBuilder {
         self
     }
 
+    /// A cache that all engines share, to be asked before each decision; none unless set. A block that it has is then
+    /// worth half of one on a device, unless the configuration says otherwise.
+    #[must_use]
+    pub fn shared_cache(mut self, cache: Option<SharedCacheConfig>) -> Self {
+        self.shared_cache = cache;
+        self
+    }
+
     /// Registers the service's metrics.
     #[must_use]
     pub fn metrics(mut self, registry: &mut Registry) -> Self {
@@ -159,10 +172,14 @@ impl SelectionServiceBuilder {
         Ok(service)
     }
 
-    fn assemble(self, runtime: Handle) -> Result<SelectionService, SelectionServiceError> {
+    fn assemble(mut self, runtime: Handle) -> Result<SelectionService, SelectionServiceError> {
         self.config
             .validate()
             .map_err(|mistakes| SelectionServiceError::BadConfig { mistakes })?;
+        if self.shared_cache.is_some() {
+            let worth = &mut self.config.shared_cache_multiplier;
+            worth.get_or_insert(SHARED_CACHE_MULTIPLIER);
+        }
         if let Some(classifier) = &self.config.request_classifier {
             return Err(SelectionServiceError::BadSetting {
                 setting: "request_classifier",
@@ -221,13 +238,14 @@ impl SelectionServiceBuilder {
             }
         });
         let catalog = Catalog::new(rules, make_partition, subscribers);
-        Ok(SelectionService::new(
+        Ok(SelectionService::new(Parts {
             catalog,
-            self.default_model,
-            self.memory,
+            default_model: self.default_model,
+            memory: self.memory,
             recovery,
-            self.metrics,
-        ))
+            shared_cache: self.shared_cache,
+            metrics: self.metrics,
+        }))
     }
 }
 

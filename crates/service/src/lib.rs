@@ -19,6 +19,7 @@ mod predictions;
 mod recovery;
 mod reservations;
 mod service;
+mod shared_cache;
 mod workers;
 
 pub use builder::SelectionServiceBuilder;
@@ -26,6 +27,7 @@ pub use by_id::{Booked, ExplicitReservation, ReservedById};
 pub use dump::{Dump, DumpCutShort};
 pub use error::{SelectionServiceError, UnknownModel};
 pub use events::EventsConfig;
+pub use inspection::OverlapScores;
 pub use metrics::SelectionMetrics;
 pub use pending::PendingConfig;
 pub use recovery::{PeerTls, PeersError, RecoveryConfig};
@@ -34,6 +36,7 @@ pub use service::{
     EventsApplied, MAX_RESERVATION_ID_BYTES, PartitionLoads, Reserved, Selected, SelectionService,
     ServiceState,
 };
+pub use shared_cache::{BadSharedCacheUrl, SharedCacheConfig, SharedCacheError, SharedCacheHits};
 pub use workers::{
     BadField, EndpointTable, Entry, KvTransferEnforcement, Lifecycle, MAX_DATA_PARALLEL_SIZE,
     RankEvents, WorkerEndpoint, WorkerPatch, WorkerRecord, WorkerRegistration, WorkersFile,

@@ -13,6 +13,7 @@ use crate::pending::PendingMetrics;
 use crate::predictions::PredictionMetrics;
 use crate::recovery::RecoveryMetrics;
 use crate::reservations::ReservationMetrics;
+use crate::shared_cache::SharedCacheMetrics;
 use crate::workers::Lifecycle;
 
 /// The counters of one service. Clones share them.
@@ -26,6 +27,7 @@ pub struct SelectionMetrics {
     pub(crate) by_id: ReservationMetrics,
     pub(crate) predictions: PredictionMetrics,
     pub(crate) recovery: RecoveryMetrics,
+    pub(crate) shared_cache: SharedCacheMetrics,
 }
 
 /// The part that the event subscribers count.
@@ -77,8 +79,8 @@ pub(crate) enum ReplayOutcome {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OutcomeLabels {
-    outcome: Name,
+pub(crate) struct OutcomeLabels {
+    pub(crate) outcome: Name,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -140,6 +142,7 @@ impl SelectionMetrics {
         metrics.by_id.register(registry);
         metrics.predictions.register(registry);
         metrics.recovery.register(registry);
+        metrics.shared_cache.register(registry);
         metrics
     }
 

@@ -25,6 +25,7 @@ use crate::metrics::SelectionMetrics;
 use crate::pending::{PendingConfig, PendingSelections};
 use crate::recovery::{IndexerPeers, Recovery};
 use crate::reservations::{Reservations, ReservationsConfig};
+use crate::shared_cache::{SharedCache, SharedCacheConfig};
 use crate::workers::{
     Catalog, EndpointTable, Lifecycle, MAX_DATA_PARALLEL_SIZE, PublishedWorker, Snapshot,
     WorkerPatch, WorkerRecord, WorkerRegistration,
@@ -58,6 +59,8 @@ pub(crate) struct Shared {
     /// A turn for each dump under way.
     pub(crate) dumps: Arc<Semaphore>,
     recovery: Arc<Recovery>,
+    /// The one that all engines share.
+    pub(crate) cache: Option<SharedCache>,
 }
 
 /// What a service remembers for callers that hold nothing but an id.
@@ -65,6 +68,16 @@ pub(crate) struct Shared {
 pub(crate) struct Memory {
     pub(crate) pending: PendingConfig,
     pub(crate) reservations: ReservationsConfig,
+}
+
+/// What a service is made of.
+pub(crate) struct Parts {
+    pub(crate) catalog: Catalog,
+    pub(crate) default_model: Option<String>,
+    pub(crate) memory: Memory,
+    pub(crate) recovery: Arc<Recovery>,
+    pub(crate) shared_cache: Option<SharedCacheConfig>,
+    pub(crate) metrics: SelectionMetrics,
 }
 
 /// What the outside may know at a glance.
@@ -110,13 +123,15 @@ pub struct EventsApplied {
 }
 
 impl SelectionService {
-    pub(crate) fn new(
-        catalog: Catalog,
-        default_model: Option<String>,
-        memory: Memory,
-        recovery: Arc<Recovery>,
-        metrics: SelectionMetrics,
-    ) -> Self {
+    pub(crate) fn new(parts: Parts) -> Self {
+        let Parts {
+            catalog,
+            default_model,
+            memory,
+            recovery,
+            shared_cache,
+            metrics,
+        } = parts;
         let service = Self {
             shared: Arc::new(Shared {
                 catalog: Mutex::new(catalog),
@@ -127,6 +142,8 @@ impl SelectionService {
                 reservations: Reservations::new(memory.reservations, metrics.by_id.clone()),
                 dumps: dump::turns(),
                 recovery,
+                cache: shared_cache
+                    .map(|config| SharedCache::new(config, metrics.shared_cache.clone())),
                 metrics,
             }),
         };
@@ -252,12 +269,12 @@ impl SelectionService {
     }
 
     /// Chooses a worker and holds nothing.
-    #[expect(clippy::unused_async, reason = "waiting for a turn belongs here")]
     pub async fn select(
         &self,
         partition: &PartitionId,
-        request: SelectionRequest,
+        mut request: SelectionRequest,
     ) -> Result<Selected, SelectionServiceError> {
+        self.ask_shared_cache(partition, &mut request).await;
         let select = |partition: &Partition, request: &SelectionRequest| {
             partition.select(request, Instant::now())
         };
@@ -272,13 +289,13 @@ impl SelectionService {
     }
 
     /// Chooses a worker and charges it. Without an id one is made.
-    #[expect(clippy::unused_async, reason = "waiting for a turn belongs here")]
     pub async fn select_and_reserve(
         &self,
         partition: &PartitionId,
-        request: SelectionRequest,
+        mut request: SelectionRequest,
         id: Option<String>,
     ) -> Result<Reserved, SelectionServiceError> {
+        self.ask_shared_cache(partition, &mut request).await;
         let outcome = self.reserve_now(partition, request, id);
         self.count(outcome.as_ref().err());
         outcome

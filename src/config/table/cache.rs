@@ -1,7 +1,7 @@
 //! Settings of what is known about caches; listed only, read elsewhere.
 
-use super::Kind::{Bool, Count, Weight};
-use super::{Setting, used};
+use super::Kind::{Bool, Choice, Count, Credit, Millis, Url, Weight};
+use super::{Setting, Status, used};
 
 pub(super) const CACHE: &[Setting] = &[
     Setting {
@@ -38,4 +38,47 @@ pub(super) const CACHE: &[Setting] = &[
         "100000",
         "How many such blocks a rank has room for, where its worker states no `total_kv_blocks`; the oldest go first.",
     ),
+    used(
+        "router.shared_cache_url",
+        "POINTSMAN_SHARED_CACHE_URL",
+        Url,
+        "",
+        "A cache that all engines share: before each decision it is sent `{\"block_hashes\": [..]}` by POST and answers `{\"ranges\": [[start, end], ..]}`, the block positions that it has. Unset: none is asked.",
+    ),
+    used(
+        "router.shared_cache_timeout_ms",
+        "POINTSMAN_SHARED_CACHE_TIMEOUT_MS",
+        Millis { min: 1, max: 1_000 },
+        "5",
+        "How long a decision waits for its answer; after that it counts as having nothing.",
+    ),
+    used(
+        "router.shared_cache_max_questions",
+        "POINTSMAN_SHARED_CACHE_MAX_QUESTIONS",
+        Count {
+            min: 1,
+            max: 100_000,
+        },
+        "256",
+        "Questions to it under way at once; beyond, decisions are made without asking.",
+    ),
+    used(
+        "router.shared_cache_multiplier",
+        "DYN_SHARED_CACHE_MULTIPLIER",
+        Credit,
+        "",
+        "Credit per prompt block that it has beyond a worker's device. Unset: 0.5 where a URL is set.",
+    ),
+    Setting {
+        status: Status::OnlyDefault(
+            "that kind reads one engine's store by the store's own protocol, which is not spoken here; put a service that answers over HTTP before it and set POINTSMAN_SHARED_CACHE_URL",
+        ),
+        ..used(
+            "router.shared_cache_type",
+            "DYN_SHARED_CACHE_TYPE",
+            Choice(&["none", "hicache"]),
+            "none",
+            "The kind of shared cache that is read without a URL.",
+        )
+    },
 ];

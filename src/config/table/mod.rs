@@ -30,6 +30,8 @@ pub(super) enum Kind {
     Weight,
     /// A finite number from 0 to 1.
     Credit,
+    /// A URL of plain HTTP.
+    Url,
     /// One of these words.
     Choice(&'static [&'static str]),
     /// Any text.
@@ -47,6 +49,8 @@ pub(super) enum Status {
     Used,
     /// Only its default works so far; any other value stops start-up.
     NotYet,
+    /// Only its default works, for this reason; any other value stops start-up.
+    OnlyDefault(&'static str),
     /// Accepted, named in one warning, and without effect so far.
     Ignored,
     /// Refused, with the setting to use in its place.

@@ -1,6 +1,6 @@
 //! Settings of cost and load; listed only, read elsewhere.
 
-use super::Kind::{Bool, Choice, Count, Credit, Weight};
+use super::Kind::{Bool, Choice, Count, Weight};
 use super::{Setting, Status, not_yet, used};
 
 pub(super) const ROUTER: &[Setting] = &[
@@ -101,20 +101,6 @@ pub(super) const ROUTER: &[Setting] = &[
         Choice(&["fcfs", "lcfs", "wspt"]),
         "fcfs",
         "Order of waiting requests.",
-    ),
-    not_yet(
-        "router.shared_cache_multiplier",
-        "DYN_SHARED_CACHE_MULTIPLIER",
-        Credit,
-        "",
-        "Credit per block of a shared cache.",
-    ),
-    not_yet(
-        "router.shared_cache_type",
-        "DYN_SHARED_CACHE_TYPE",
-        Choice(&["none", "hicache"]),
-        "none",
-        "Kind of shared cache.",
     ),
     not_yet(
         "router.session_affinity_ttl_secs",

@@ -3,12 +3,14 @@
 //! It computes nothing but units: tokens are blocks times their size.
 
 use pointsman_core::hash::SequenceHash;
-use pointsman_core::{PartitionId, PotentialLoad, PromptOverlap, RankLoad, RankOverlap, Selection};
+use pointsman_core::{PartitionId, PotentialLoad, RankLoad, RankOverlap, Selection};
 use serde::{Serialize, Serializer};
 use utoipa::ToSchema;
 
 use crate::by_id::Booked;
+use crate::inspection::OverlapScores;
 use crate::service::{PartitionLoads, Selected};
+use crate::shared_cache::SharedCacheHits;
 use crate::workers::WorkerRecord;
 
 /// `{"status": "ok"}`.
@@ -146,11 +148,14 @@ struct OverlapRowAnswer {
     shared_beyond_device_blocks: u64,
 }
 
-#[derive(Debug, Default, Serialize, ToSchema)]
+/// What the cache has that all engines share, where one is set up.
+#[derive(Debug, Serialize, ToSchema)]
 struct SharedCacheAnswer {
     enabled: bool,
     total_hit_blocks: u64,
+    /// Block positions of the prompt, each from a start to an end that is not in it.
     ranges: Vec<[u64; 2]>,
+    /// Why nothing is known of it.
     #[schema(required = true)]
     error: Option<String>,
 }
@@ -297,7 +302,11 @@ impl LoadAnswer {
 }
 
 impl OverlapScoresAnswer {
-    pub(super) fn new(overlap: &PromptOverlap) -> Self {
+    pub(super) fn new(scores: &OverlapScores) -> Self {
+        let OverlapScores {
+            overlap,
+            shared_cache,
+        } = scores;
         let rows = overlap.ranks.iter().map(|rank| OverlapRowAnswer {
             worker_id: rank.worker.worker_id,
             dp_rank: rank.worker.dp_rank,
@@ -312,7 +321,23 @@ impl OverlapScoresAnswer {
             block_size: overlap.block_size,
             num_blocks: overlap.blocks,
             workers: rows.collect(),
-            shared_cache: SharedCacheAnswer::default(),
+            shared_cache: SharedCacheAnswer::new(shared_cache),
+        }
+    }
+}
+
+impl SharedCacheAnswer {
+    fn new(hits: &SharedCacheHits) -> Self {
+        let ranges: Vec<[u64; 2]> = hits
+            .ranges
+            .iter()
+            .map(|range| [u64::from(range.start), u64::from(range.end)])
+            .collect();
+        Self {
+            enabled: hits.enabled,
+            total_hit_blocks: ranges.iter().map(|[start, end]| end - start).sum(),
+            ranges,
+            error: hits.error.map(|error| error.to_string()),
         }
     }
 }

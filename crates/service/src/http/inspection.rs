@@ -93,8 +93,11 @@ pub(super) async fn overlap_scores(
     JsonBody(body): JsonBody,
 ) -> Result<Response, Refusal> {
     let call = PromptCall::read(&body)?;
-    let overlap = api.service.overlap_scores(&call.partition, &call.request)?;
-    Ok(json(StatusCode::OK, &OverlapScoresAnswer::new(&overlap)))
+    let service = &api.service;
+    let scores = service
+        .overlap_scores(&call.partition, call.request)
+        .await?;
+    Ok(json(StatusCode::OK, &OverlapScoresAnswer::new(&scores)))
 }
 
 /// What every rank has cached, for a service that starts: by partition, named `model:group`.

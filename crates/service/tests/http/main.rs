@@ -13,4 +13,5 @@ mod replay;
 mod rig;
 mod security;
 mod selecting;
+mod shared_cache;
 mod storm;
