@@ -70,3 +70,29 @@ fn list(mistakes: &[ConfigMistake]) -> String {
         .collect::<Vec<_>>()
         .join("; ")
 }
+
+impl SelectionServiceError {
+    /// The name under which a selection that ended so is counted.
+    pub(crate) fn outcome(&self) -> &'static str {
+        match self {
+            Self::Select(error) => match error {
+                SelectError::NoWorkers => "no_workers",
+                SelectError::NoneEligible => "none_eligible",
+                SelectError::PinnedNotAllowed { .. } => "pinned_not_allowed",
+                SelectError::PinnedOverloaded { .. } => "pinned_overloaded",
+                SelectError::AllOverloaded => "all_overloaded",
+                SelectError::AllFiltered { .. } => "all_filtered",
+                SelectError::Policy(_) => "policy_failed",
+                SelectError::PolicyPanicked => "policy_panicked",
+                SelectError::BadRequest(_) => "bad_request",
+                SelectError::DuplicateReservation { .. } => "duplicate_reservation",
+                SelectError::WorkerGone => "worker_gone",
+                _ => "other",
+            },
+            Self::UnknownPartition { .. } => "unknown_partition",
+            Self::NotReady => "not_ready",
+            Self::ShuttingDown => "shutting_down",
+            _ => "other",
+        }
+    }
+}

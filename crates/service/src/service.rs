@@ -502,7 +502,7 @@ impl SelectionService {
     fn count(&self, error: Option<&SelectionServiceError>) {
         self.shared
             .metrics
-            .count_selection(error.map_or("selected", outcome_name));
+            .count_selection(error.map_or("selected", SelectionServiceError::outcome));
     }
 }
 
@@ -574,28 +574,5 @@ fn log_changes(before: &Snapshot, after: &Snapshot) {
         if !after.workers.contains_key(worker_id) {
             info!(worker_id, "worker removed");
         }
-    }
-}
-
-fn outcome_name(error: &SelectionServiceError) -> &'static str {
-    match error {
-        SelectionServiceError::Select(error) => match error {
-            SelectError::NoWorkers => "no_workers",
-            SelectError::NoneEligible => "none_eligible",
-            SelectError::PinnedNotAllowed { .. } => "pinned_not_allowed",
-            SelectError::PinnedOverloaded { .. } => "pinned_overloaded",
-            SelectError::AllOverloaded => "all_overloaded",
-            SelectError::AllFiltered { .. } => "all_filtered",
-            SelectError::Policy(_) => "policy_failed",
-            SelectError::PolicyPanicked => "policy_panicked",
-            SelectError::BadRequest(_) => "bad_request",
-            SelectError::DuplicateReservation { .. } => "duplicate_reservation",
-            SelectError::WorkerGone => "worker_gone",
-            _ => "other",
-        },
-        SelectionServiceError::UnknownPartition { .. } => "unknown_partition",
-        SelectionServiceError::NotReady => "not_ready",
-        SelectionServiceError::ShuttingDown => "shutting_down",
-        _ => "other",
     }
 }
