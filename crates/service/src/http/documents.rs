@@ -147,7 +147,7 @@ pub(super) struct OutputBlockFields {
 
 #[derive(ToSchema)]
 pub(super) struct PeerFields {
-    /// `tcp://host:port`
+    #[schema(pattern = "^tcp://[A-Za-z0-9._-]+:[0-9]{1,4}$")]
     endpoint: String,
 }
 

@@ -2,14 +2,18 @@
 //!
 //! What every route may answer beside its own is added here, by one rule each.
 
-use axum::http::StatusCode;
+use std::sync::LazyLock;
+
+use axum::body::Body;
+use axum::http::{HeaderValue, header};
 use axum::response::Response;
+use serde_json::{Value, json};
 use utoipa::openapi::path::{Operation, PathItem};
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme};
 use utoipa::openapi::{ContentBuilder, Ref, ResponseBuilder};
 use utoipa::{Modify, OpenApi};
 
-use super::error::{ErrorBody, json};
+use super::error::ErrorBody;
 use super::{inspection, reservations, selection, workers};
 
 #[derive(OpenApi)]
@@ -47,13 +51,49 @@ struct Document;
 
 /// The document as it is served: pretty, so that changes to it can be read.
 pub fn openapi_json() -> String {
-    let mut text = serde_json::to_string_pretty(&Document::openapi()).unwrap_or_default();
+    let mut document = serde_json::to_value(Document::openapi()).unwrap_or_default();
+    bound_integers(&mut document);
+    for name in ["PromptFields", "SelectFields"] {
+        document["components"]["schemas"][name]["anyOf"] = json!([
+            { "required": ["token_ids"] },
+            { "required": ["mm_routing_info"] },
+            { "required": ["block_hashes", "sequence_hashes", "isl_tokens"] },
+        ]);
+    }
+    let mut text = serde_json::to_string_pretty(&document).unwrap_or_default();
     text.push('\n');
     text
 }
 
 pub(super) async fn document() -> Response {
-    json(StatusCode::OK, &Document::openapi())
+    static TEXT: LazyLock<String> = LazyLock::new(openapi_json);
+    let mut response = Response::new(Body::from(TEXT.as_str()));
+    let json = HeaderValue::from_static("application/json");
+    response.headers_mut().insert(header::CONTENT_TYPE, json);
+    response
+}
+
+/// Says how large integers may be, which their types know and the generator does not.
+fn bound_integers(value: &mut Value) {
+    match value {
+        Value::Object(schema) => {
+            let (format, minimum, maximum) = match schema.get("format").and_then(Value::as_str) {
+                Some("u-int32") => ("uint32", json!(0), json!(u32::MAX)),
+                Some("u-int64") => ("uint64", json!(0), json!(u64::MAX)),
+                // Hashes: their bits count.
+                Some("int64") => ("int64", json!(i64::MIN), json!(u64::MAX)),
+                _ => {
+                    schema.values_mut().for_each(bound_integers);
+                    return;
+                }
+            };
+            schema.insert("format".to_owned(), json!(format));
+            schema.entry("minimum").or_insert(minimum);
+            schema.entry("maximum").or_insert(maximum);
+        }
+        Value::Array(list) => list.iter_mut().for_each(bound_integers),
+        _ => {}
+    }
 }
 
 /// Adds what routes have in common.

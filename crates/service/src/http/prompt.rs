@@ -24,17 +24,33 @@ pub(super) enum Wanted {
     SequenceHashes,
 }
 
-/// Reads the prompt: the first form that is there wins.
+/// The prompt as hashes, or what there is of it.
+#[derive(Debug)]
+struct Hashes {
+    block_hashes: Option<Vec<u64>>,
+    sequence_hashes: Option<Vec<u64>>,
+    isl_tokens: Option<u64>,
+}
+
+/// Reads the prompt: the first form that is there wins. What is wrong in another form is told all the
+/// same.
 pub(super) fn read(object: &mut Object<'_>, wanted: Wanted) -> Result<Prompt, JsonError> {
     let media = object.get::<Vec<Option<BlockMedia>>>("block_mm_infos")?;
-    if let Some(prompt) = with_media(object)? {
-        return Ok(prompt);
+    let with_media = with_media(object)?;
+    let ids = object.tokens("token_ids")?;
+    let hashes = Hashes {
+        block_hashes: object.hashes("block_hashes")?,
+        sequence_hashes: object.hashes("sequence_hashes")?,
+        isl_tokens: object.get("isl_tokens")?,
+    };
+    match (with_media, ids) {
+        (Some(prompt), _) => Ok(prompt),
+        (None, Some(ids)) => Ok(Prompt::Tokens {
+            ids,
+            media: hashes_of(media),
+        }),
+        (None, None) => hashes.prompt(object, wanted),
     }
-    if let Some(ids) = object.tokens("token_ids")? {
-        let media = hashes_of(media);
-        return Ok(Prompt::Tokens { ids, media });
-    }
-    hashes(object, wanted)
 }
 
 fn with_media(object: &Object<'_>) -> Result<Option<Prompt>, JsonError> {
@@ -49,43 +65,42 @@ fn with_media(object: &Object<'_>) -> Result<Option<Prompt>, JsonError> {
     }))
 }
 
-fn hashes(object: &mut Object<'_>, wanted: Wanted) -> Result<Prompt, JsonError> {
-    let missing =
-        |object: &Object<'_>, name| Err(object.bad(name, "is required without token_ids"));
-    let block_hashes = object.hashes("block_hashes")?;
-    let block_hashes = match (block_hashes, wanted) {
-        (Some(hashes), _) => hashes,
-        (None, Wanted::BothHashes) => return missing(object, "block_hashes"),
-        (None, Wanted::SequenceHashes) => Vec::new(),
-    };
-    let Some(sequence_hashes) = object.hashes("sequence_hashes")? else {
-        return missing(object, "sequence_hashes");
-    };
-    let Some(isl_tokens) = object.get::<u64>("isl_tokens")? else {
-        return missing(object, "isl_tokens");
-    };
-    if wanted == Wanted::BothHashes && block_hashes.len() != sequence_hashes.len() {
-        let reason = format!(
-            "length {} must match sequence_hashes length {}",
-            block_hashes.len(),
-            sequence_hashes.len()
-        );
-        return Err(object.bad("block_hashes", reason));
+impl Hashes {
+    fn prompt(self, object: &Object<'_>, wanted: Wanted) -> Result<Prompt, JsonError> {
+        let missing = |name| Err(object.bad(name, "is required without token_ids"));
+        let block_hashes = match (self.block_hashes, wanted) {
+            (Some(hashes), _) => hashes,
+            (None, Wanted::BothHashes) => return missing("block_hashes"),
+            (None, Wanted::SequenceHashes) => Vec::new(),
+        };
+        let Some(sequence_hashes) = self.sequence_hashes else {
+            return missing("sequence_hashes");
+        };
+        let Some(isl_tokens) = self.isl_tokens else {
+            return missing("isl_tokens");
+        };
+        if wanted == Wanted::BothHashes && block_hashes.len() != sequence_hashes.len() {
+            let reason = format!(
+                "length {} must match sequence_hashes length {}",
+                block_hashes.len(),
+                sequence_hashes.len()
+            );
+            return Err(object.bad("block_hashes", reason));
+        }
+        if isl_tokens == 0 && !sequence_hashes.is_empty() {
+            return Err(object.bad("isl_tokens", "must be greater than 0"));
+        }
+        Ok(Prompt::Hashes {
+            block_hashes: block_hashes.into_iter().map(BlockHash).collect(),
+            sequence_hashes: sequence_hashes.into_iter().map(SequenceHash).collect(),
+            isl_tokens,
+        })
     }
-    if isl_tokens == 0 && !sequence_hashes.is_empty() {
-        return Err(object.bad("isl_tokens", "must be greater than 0"));
-    }
-    Ok(Prompt::Hashes {
-        block_hashes: block_hashes.into_iter().map(BlockHash).collect(),
-        sequence_hashes: sequence_hashes.into_iter().map(SequenceHash).collect(),
-        isl_tokens,
-    })
 }
 
 /// The media of one block.
 #[derive(Deserialize)]
 struct BlockMedia {
-    #[serde(default)]
     mm_objects: Vec<MediaObject>,
 }
 

@@ -330,6 +330,26 @@ async fn bad_prompts_are_refused_before_anything_else() {
 }
 
 #[tokio::test]
+async fn a_form_of_the_prompt_that_is_not_used_must_be_right_too() {
+    let rig = Rig::with_workers(1..=1).await;
+    for (field, wrong) in [
+        ("sequence_hashes", json!(["x"])),
+        ("block_hashes", json!(7)),
+        ("isl_tokens", json!(-1)),
+    ] {
+        let mut body = json!({"model_name": "m", "token_ids": [1, 2, 3]});
+        body[field] = wrong;
+        let answer = rig.post("/select", body).await;
+        assert_eq!(
+            (answer.status, answer.param()),
+            (400, field),
+            "{}",
+            answer.text
+        );
+    }
+}
+
+#[tokio::test]
 async fn each_documented_field_is_read() {
     let rig = Rig::with_workers(1..=1).await;
     let document = rig.get("/openapi.json").await.body;
