@@ -26,7 +26,7 @@ pub(super) enum Wanted {
 
 /// The prompt as hashes, or what there is of it.
 #[derive(Debug)]
-struct Hashes {
+struct HashForm {
     block_hashes: Option<Vec<u64>>,
     sequence_hashes: Option<Vec<u64>>,
     isl_tokens: Option<u64>,
@@ -38,7 +38,7 @@ pub(super) fn read(object: &mut Object<'_>, wanted: Wanted) -> Result<Prompt, Js
     let media = object.get::<Vec<Option<BlockMedia>>>("block_mm_infos")?;
     let with_media = with_media(object)?;
     let ids = object.tokens("token_ids")?;
-    let hashes = Hashes {
+    let hashes = HashForm {
         block_hashes: object.hashes("block_hashes")?,
         sequence_hashes: object.hashes("sequence_hashes")?,
         isl_tokens: object.get("isl_tokens")?,
@@ -65,7 +65,7 @@ fn with_media(object: &Object<'_>) -> Result<Option<Prompt>, JsonError> {
     }))
 }
 
-impl Hashes {
+impl HashForm {
     fn prompt(self, object: &Object<'_>, wanted: Wanted) -> Result<Prompt, JsonError> {
         let missing = |name| Err(object.bad(name, "is required without token_ids"));
         let block_hashes = match (self.block_hashes, wanted) {
