@@ -21,6 +21,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use pointsman_plugin::KvRouterConfig;
+use pointsman_service::EventsConfig;
 
 pub(crate) use manual::{markdown, plain};
 pub(crate) use reader::{Environment, SettingError};
@@ -47,6 +48,7 @@ pub(crate) struct Settings {
     /// Of workers that state no capacity.
     pub(crate) predicted_blocks_per_rank: usize,
     pub(crate) shared_cache: cache::SharedCache,
+    pub(crate) events: EventsConfig,
     pub(crate) tokenizer: Tokenizer,
     pub(crate) serve: serve::Config,
     pub(crate) selection: Selection,
@@ -86,6 +88,10 @@ impl Settings {
             router: router(&mut values),
             predicted_blocks_per_rank: values.size("POINTSMAN_PREDICTED_BLOCKS_PER_RANK"),
             shared_cache: cache::SharedCache::read(&values),
+            events: EventsConfig {
+                suspect_time: values.seconds("POINTSMAN_KV_SUSPECT_SECS"),
+                ..EventsConfig::default()
+            },
             tokenizer: Tokenizer {
                 dir: values.path("POINTSMAN_TOKENIZER_DIR"),
                 tokenize: tokenize(&values),

@@ -242,6 +242,7 @@ async fn selection_service(
         .default_block_size(settings.block_size)
         .predicted_blocks_per_rank(settings.predicted_blocks_per_rank)
         .shared_cache(settings.shared_cache.config())
+        .events(settings.events.clone())
         .require_ip_endpoints(true)
         .selection_cache(settings.selection.pending)
         .reservations(settings.selection.reservations)

@@ -252,6 +252,7 @@ async fn serve(checked: Checked) -> anyhow::Result<()> {
             .default_block_size(settings.block_size)
             .predicted_blocks_per_rank(settings.predicted_blocks_per_rank)
             .shared_cache(settings.shared_cache.config())
+            .events(settings.events.clone())
             .selection_cache(selection.pending)
             .reservations(selection.reservations)
             .indexer_peers(selection.recovery.peers.clone())

@@ -100,6 +100,7 @@ impl SelectionServiceBuilder {
         self
     }
 
+    /// Waits and bounds of event subscribers.
     #[must_use]
     pub fn events(mut self, events: EventsConfig) -> Self {
         self.events = events;

@@ -1,7 +1,7 @@
 //! Settings of what is known about caches; listed only, read elsewhere.
 
-use super::Kind::{Bool, Choice, Count, Credit, Millis, Url, Weight};
-use super::{Setting, Status, used};
+use super::Kind::{Bool, Choice, Count, Credit, Millis, Seconds, Url, Weight};
+use super::{DAY_SECONDS, Setting, Status, used};
 
 pub(super) const CACHE: &[Setting] = &[
     Setting {
@@ -81,4 +81,14 @@ pub(super) const CACHE: &[Setting] = &[
             "The kind of shared cache that is read without a URL.",
         )
     },
+    used(
+        "router.kv_suspect_secs",
+        "POINTSMAN_KV_SUSPECT_SECS",
+        Seconds {
+            min: 10,
+            max: DAY_SECONDS,
+        },
+        "60",
+        "How long blocks are believed that may be stale, as after a lost connection or a gap in the events, unless the engine names them again.",
+    ),
 ];
