@@ -17,7 +17,7 @@ pub(crate) enum Answer {
     Never,
 }
 
-type Buffer = Arc<Mutex<BTreeMap<u64, Bytes>>>;
+type Buffer = Arc<Mutex<BTreeMap<u64, Vec<Bytes>>>>;
 type Questions = Arc<Mutex<Vec<u64>>>;
 
 pub(crate) struct Engine {
@@ -66,8 +66,28 @@ impl Engine {
     pub(crate) fn lose(&mut self, payload: Bytes) -> u64 {
         let sequence = self.next;
         self.next += 1;
-        self.buffer.lock().unwrap().insert(sequence, payload);
+        let mut buffer = self.buffer.lock().unwrap();
+        buffer.entry(sequence).or_default().insert(0, payload);
+        drop(buffer);
         sequence
+    }
+
+    /// Answers replays with this as well, as if it were another publisher's that counts alike.
+    pub(crate) fn answer_also(&mut self, sequence: u64, payload: Bytes) {
+        let mut buffer = self.buffer.lock().unwrap();
+        buffer.entry(sequence).or_default().push(payload);
+    }
+
+    /// Forgets batches below this number.
+    pub(crate) fn forget_below(&mut self, sequence: u64) {
+        let mut buffer = self.buffer.lock().unwrap();
+        *buffer = buffer.split_off(&sequence);
+    }
+
+    /// Counts from 0 again with nothing remembered, on the same sockets.
+    pub(crate) fn begin_anew(&mut self) {
+        self.buffer.lock().unwrap().clear();
+        self.next = 0;
     }
 
     /// How many numbers were used.
@@ -160,7 +180,9 @@ async fn serve_replays(
             let buffer = buffer.lock().unwrap();
             buffer
                 .range(from..)
-                .map(|(&number, payload)| (number, payload.clone()))
+                .flat_map(|(&number, payloads)| {
+                    payloads.iter().map(move |one| (number, one.clone()))
+                })
                 .collect()
         };
         let end = (u64::MAX, Bytes::new());

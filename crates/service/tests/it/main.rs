@@ -2,9 +2,11 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod cases;
 mod catalog;
 mod engine;
 mod events;
+mod pack;
 mod recorded;
 mod recording;
 mod recovery;
