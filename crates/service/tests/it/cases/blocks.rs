@@ -14,9 +14,9 @@ async fn a_name_is_64_bits_however_it_is_written() {
             stage
                 .tell(vec![writer.store(stored(&names, None, &prompt))])
                 .await;
-            assert_eq!(stage.gpu(&prompt), 12, "{writer:?}");
+            assert_eq!(stage.gpu(&prompt).await, 12, "{writer:?}");
             stage.tell(vec![remover.remove(removed(&names[2..]))]).await;
-            assert_eq!(stage.gpu(&prompt), 8, "{writer:?} {remover:?}");
+            assert_eq!(stage.gpu(&prompt).await, 8, "{writer:?} {remover:?}");
             stage.end().await;
         }
     }
@@ -31,12 +31,12 @@ async fn a_block_whose_parent_is_unknown_waits_and_is_never_a_first_block() {
             |name, parent, at: usize| dialect.store(stored(&[name], parent, &prompt[at..at + 4]));
         stage.tell(vec![store(104, Some(103), 12)]).await;
         stage.tell(vec![store(103, Some(102), 8)]).await;
-        assert_eq!(stage.gpu(&prompt[8..12]), 0);
-        assert_eq!(stage.gpu(&prompt[12..]), 0);
+        assert_eq!(stage.gpu(&prompt[8..12]).await, 0);
+        assert_eq!(stage.gpu(&prompt[12..]).await, 0);
         stage
             .tell(vec![store(101, None, 0), store(102, Some(101), 4)])
             .await;
-        assert_eq!(stage.gpu(&prompt), 16, "{dialect:?}");
+        assert_eq!(stage.gpu(&prompt).await, 16, "{dialect:?}");
         stage.end().await;
     }
 }
@@ -52,7 +52,7 @@ async fn a_block_removed_while_it_waited_stays_away() {
     stage
         .tell(vec![ARRAYS.store(stored(&[101], None, &prompt[..4]))])
         .await;
-    assert_eq!(stage.gpu(&prompt), 4);
+    assert_eq!(stage.gpu(&prompt).await, 4);
     stage.end().await;
 }
 
@@ -69,7 +69,7 @@ async fn an_evicted_parent_hides_its_children_until_it_is_stored_again() {
             stage
                 .tell(vec![dialect.remove(removed(&names[evicted..=evicted]))])
                 .await;
-            assert_eq!(stage.gpu(&prompt), 4 * evicted as u64);
+            assert_eq!(stage.gpu(&prompt).await, 4 * evicted as u64);
             let parent = evicted.checked_sub(1).map(|parent| names[parent]);
             let again = stored(
                 &names[evicted..=evicted],
@@ -77,7 +77,7 @@ async fn an_evicted_parent_hides_its_children_until_it_is_stored_again() {
                 &prompt[4 * evicted..][..4],
             );
             stage.tell(vec![dialect.store(again)]).await;
-            assert_eq!(stage.gpu(&prompt), 12, "{dialect:?}, block {evicted}");
+            assert_eq!(stage.gpu(&prompt).await, 12, "{dialect:?}, block {evicted}");
             stage.end().await;
         }
     }
@@ -97,9 +97,9 @@ async fn blocks_of_one_event_follow_each_other() {
             &prompt[4..],
         ))])
         .await;
-    assert_eq!(stage.gpu(&prompt), 12);
+    assert_eq!(stage.gpu(&prompt).await, 12);
     let skipping: Vec<u32> = (1..5).chain(9..13).collect();
-    assert_eq!(stage.gpu(&skipping), 4);
+    assert_eq!(stage.gpu(&skipping).await, 4);
     stage.end().await;
 }
 
@@ -113,11 +113,11 @@ async fn two_copies_take_two_removals() {
         stage.tell(vec![store()]).await;
         stage.tell(vec![store()]).await;
         stage.tell(vec![remove()]).await;
-        assert_eq!(stage.gpu(&prompt), 4, "one is left: {dialect:?}");
+        assert_eq!(stage.gpu(&prompt).await, 4, "one is left: {dialect:?}");
         stage.tell(vec![remove()]).await;
-        assert_eq!(stage.gpu(&prompt), 0);
+        assert_eq!(stage.gpu(&prompt).await, 0);
         stage.tell(vec![remove(), store()]).await;
-        assert_eq!(stage.gpu(&prompt), 4);
+        assert_eq!(stage.gpu(&prompt).await, 4);
         stage.end().await;
     }
 }
@@ -136,9 +136,13 @@ async fn copies_that_the_engine_counts_are_its_own_affair() {
         };
         stage.tell(vec![store(), store(), store()]).await;
         stage.tell(vec![remove(102, 1)]).await;
-        assert_eq!(stage.gpu(&prompt), 8, "{dialect:?}");
+        assert_eq!(stage.gpu(&prompt).await, 8, "{dialect:?}");
         stage.tell(vec![remove(102, 0)]).await;
-        assert_eq!(stage.gpu(&prompt), 4, "only the last removal was announced");
+        assert_eq!(
+            stage.gpu(&prompt).await,
+            4,
+            "only the last removal was announced"
+        );
         stage.end().await;
     }
 }
@@ -160,9 +164,9 @@ async fn a_multiple_or_divisor_of_the_block_size_is_cut_again() {
     stage
         .tell(vec![sized(&[1, 2, 3, 4], None, &short, 2)])
         .await;
-    assert_eq!((stage.gpu(&long), stage.gpu(&short)), (16, 8));
+    assert_eq!((stage.gpu(&long).await, stage.gpu(&short).await), (16, 8));
     stage.tell(vec![ARRAYS.remove(removed(&[102, 3]))]).await;
-    assert_eq!((stage.gpu(&long), stage.gpu(&short)), (8, 4));
+    assert_eq!((stage.gpu(&long).await, stage.gpu(&short).await), (8, 4));
     let record = stage.rig.service.worker(1).unwrap();
     assert_eq!(record.kv_events[&0].recut_events, 3);
     assert_eq!(record.kv_events[&0].mismatched_block_size, Some(2));
@@ -177,7 +181,7 @@ async fn a_size_that_fits_nothing_is_shown_and_routed_by_load() {
         ..stored(&[101], None, &tokens(1..7))
     });
     stage.tell(vec![odd]).await;
-    assert_eq!(stage.gpu(&tokens(1..7)), 0);
+    assert_eq!(stage.gpu(&tokens(1..7)).await, 0);
     let record = stage.rig.service.worker(1).unwrap();
     assert!(record.is_schedulable());
     assert!(

@@ -19,8 +19,8 @@ async fn an_engine_that_counts_from_zero_again_has_nothing_of_what_it_had() {
     stage.tell_bytes(one(103, Some(102), &prompt[8..])).await;
     stage.engine.send(0, one(601, None, &tokens(90..94))).await;
     stage.rig.until_applied(1, 0, 0).await;
-    assert_eq!(stage.gpu(&prompt), 0);
-    assert_eq!(stage.gpu(&tokens(90..94)), 4);
+    assert_eq!(stage.gpu(&prompt).await, 0);
+    assert_eq!(stage.gpu(&tokens(90..94)).await, 4);
     stage.end().await;
 }
 
@@ -41,7 +41,7 @@ async fn a_restart_that_is_noticed_late_is_read_from_its_beginning() {
     let sequence = stage.engine.lose(payload.clone());
     stage.engine.send(sequence, payload).await;
     stage.until_gpu(&new, 12).await;
-    assert_eq!(stage.gpu(&old), 0);
+    assert_eq!(stage.gpu(&old).await, 0);
     assert_eq!(stage.engine.questions(), [0]);
     stage.end().await;
 }
@@ -86,8 +86,8 @@ async fn a_clear_forgets_one_worker_alone() {
         other.publish(whole()).await;
         stage.rig.until_overlap(2, &tokens(1..13), 3).await;
         stage.tell(vec![dialect.clear()]).await;
-        assert_eq!(stage.gpu(&tokens(1..13)), 0, "{dialect:?}");
-        let others = tokens_found(&stage.rig, 2, 0, &asking(&tokens(1..13)));
+        assert_eq!(stage.gpu(&tokens(1..13)).await, 0, "{dialect:?}");
+        let others = tokens_found(&stage.rig, 2, 0, &asking(&tokens(1..13))).await;
         assert_eq!(others, [12, 12, 12], "{dialect:?}");
         stage.end().await;
     }
@@ -109,15 +109,17 @@ async fn a_worker_that_left_is_found_nowhere() {
     let scores = stage
         .rig
         .service
-        .overlap_scores(&partition(), &asked)
-        .unwrap();
+        .overlap_scores(&partition(), asked.clone())
+        .await
+        .unwrap()
+        .overlap;
     let workers: Vec<_> = scores
         .ranks
         .iter()
         .map(|rank| rank.worker.worker_id)
         .collect();
     assert_eq!(workers, [2]);
-    assert_eq!(tokens_found(&stage.rig, 2, 0, &asked)[0], 4);
+    assert_eq!(tokens_found(&stage.rig, 2, 0, &asked).await[0], 4);
     let dump = stage.rig.service.dump().unwrap();
     let pieces: Vec<_> = dump.map(|piece| piece.unwrap().to_vec()).collect().await;
     let dump: serde_json::Value = serde_json::from_slice(&pieces.concat()).unwrap();

@@ -79,14 +79,14 @@ impl Stage {
     }
 
     /// Leading tokens of worker 1 on the device.
-    fn gpu(&self, tokens: &[u32]) -> u64 {
-        self.found(&asking(tokens), 0)[0]
+    async fn gpu(&self, tokens: &[u32]) -> u64 {
+        self.found(&asking(tokens), 0).await[0]
     }
 
     /// Leading tokens of a rank of worker 1 on the device, and with those that continue them in host
     /// memory, and on disk.
-    fn found(&self, request: &SelectionRequest, dp_rank: u32) -> [u64; 3] {
-        tokens_found(&self.rig, 1, dp_rank, request)
+    async fn found(&self, request: &SelectionRequest, dp_rank: u32) -> [u64; 3] {
+        tokens_found(&self.rig, 1, dp_rank, request).await
     }
 
     async fn until_gpu(&self, tokens: &[u32], expected: u64) {
@@ -98,8 +98,15 @@ impl Stage {
     }
 }
 
-fn tokens_found(rig: &Rig, worker_id: u64, dp_rank: u32, request: &SelectionRequest) -> [u64; 3] {
-    let scores = rig.service.overlap_scores(&partition(), request).unwrap();
+async fn tokens_found(
+    rig: &Rig,
+    worker_id: u64,
+    dp_rank: u32,
+    request: &SelectionRequest,
+) -> [u64; 3] {
+    let of = partition();
+    let scores = rig.service.overlap_scores(&of, request.clone());
+    let scores = scores.await.unwrap().overlap;
     let is_it = |rank: &&pointsman_core::RankOverlap| {
         (rank.worker.worker_id, rank.worker.dp_rank) == (worker_id, dp_rank)
     };

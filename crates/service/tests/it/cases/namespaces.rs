@@ -46,9 +46,13 @@ async fn an_adapters_name_among_the_keys_is_no_media() {
             ..stored(&[101, 102, 103], None, &tokens(1..13))
         };
         stage.tell(vec![dialect.store(store)]).await;
-        assert_eq!(stage.found(&of_adapter("ad-1"), 0)[0], 12, "{dialect:?}");
-        assert_eq!(stage.found(&of_adapter("ad-2"), 0)[0], 0);
-        assert_eq!(stage.gpu(&tokens(1..13)), 0);
+        assert_eq!(
+            stage.found(&of_adapter("ad-1"), 0).await[0],
+            12,
+            "{dialect:?}"
+        );
+        assert_eq!(stage.found(&of_adapter("ad-2"), 0).await[0], 0);
+        assert_eq!(stage.gpu(&tokens(1..13)).await, 0);
         stage.end().await;
     }
 }
@@ -61,7 +65,7 @@ async fn an_adapter_without_a_name_is_left_out() {
         ..stored(&[101], None, &tokens(1..5))
     };
     stage.tell(vec![ARRAYS.store(store)]).await;
-    assert_eq!(stage.gpu(&tokens(1..5)), 0);
+    assert_eq!(stage.gpu(&tokens(1..5)).await, 0);
     let skipped = "kv_events_skipped_total{reason=\"unnamed_adapter\"}";
     assert_eq!(stage.rig.metric(skipped), 1);
     stage.end().await;
@@ -95,9 +99,13 @@ async fn a_salt_is_found_in_every_place_where_engines_put_it() {
                 cache_salt: Some("tenant-a".to_owned()),
                 ..asking(&tokens(1..17))
             };
-            assert_eq!(stage.found(&longer, 0)[0], 16, "{dialect:?} {store:?}");
-            assert_eq!(stage.found(&of_tenant("tenant-b"), 0)[0], 0);
-            assert_eq!(stage.gpu(&tokens(1..13)), 0);
+            assert_eq!(
+                stage.found(&longer, 0).await[0],
+                16,
+                "{dialect:?} {store:?}"
+            );
+            assert_eq!(stage.found(&of_tenant("tenant-b"), 0).await[0], 0);
+            assert_eq!(stage.gpu(&tokens(1..13)).await, 0);
             stage.end().await;
         }
     }
@@ -117,10 +125,10 @@ async fn media_are_part_of_the_block_that_they_begin_in() {
             };
             stage.tell(vec![dialect.store(store)]).await;
             let right = with_media(vec![vec![], vec![0x0123_4567_89ab_cdef]]);
-            assert_eq!(stage.found(&right, 0)[0], 12, "{dialect:?} {keys:?}");
+            assert_eq!(stage.found(&right, 0).await[0], 12, "{dialect:?} {keys:?}");
             let wrong = with_media(vec![vec![], vec![0x0123_4567_89ab_cdee]]);
-            assert_eq!(stage.found(&wrong, 0)[0], 4);
-            assert_eq!(stage.gpu(&tokens(1..13)), 4);
+            assert_eq!(stage.found(&wrong, 0).await[0], 4);
+            assert_eq!(stage.gpu(&tokens(1..13)).await, 4);
             stage.end().await;
         }
     }
@@ -143,7 +151,7 @@ async fn blocks_that_cannot_be_told_apart_are_left_out() {
             ..stored(&[101, 102, 103], None, &tokens(1..13))
         };
         stage.tell(vec![ARRAYS.store(store)]).await;
-        assert_eq!(stage.gpu(&tokens(1..13)), 4, "{item:?}");
+        assert_eq!(stage.gpu(&tokens(1..13)).await, 4, "{item:?}");
         let skipped = "kv_events_skipped_total{reason=\"extra_keys\"}";
         assert_eq!(stage.rig.metric(skipped), 1);
         stage.end().await;
@@ -161,7 +169,7 @@ async fn blocks_hashed_with_tokens_to_come_are_left_out() {
         ("lookahead_token_ids", V::numbers(5..7)),
     ]);
     stage.tell(vec![event]).await;
-    assert_eq!(stage.gpu(&tokens(1..5)), 0);
+    assert_eq!(stage.gpu(&tokens(1..5)).await, 0);
     let skipped = "kv_events_skipped_total{reason=\"lookahead\"}";
     assert_eq!(stage.rig.metric(skipped), 1);
     stage.end().await;

@@ -27,7 +27,7 @@ async fn a_gap_is_asked_for_from_its_first_number_and_applied_once() {
         stage.engine.lose(one(102, Some(101), &prompt[4..8]));
         stage.engine.lose(one(103, Some(102), &prompt[8..]));
         stage.tell_bytes(unrelated(3)).await;
-        assert_eq!(stage.gpu(&prompt), 12);
+        assert_eq!(stage.gpu(&prompt).await, 12);
         assert_eq!(stage.engine.questions(), [1]);
         stage.tell_bytes(unrelated(4)).await;
         let applied = stage.rig.service.events_applied(1, 0).unwrap();
@@ -50,7 +50,7 @@ async fn what_was_published_before_the_registration_is_read() {
         engine.subscribed().await;
         engine.publish(unrelated(3)).await;
         rig.until_applied(1, 0, 3).await;
-        assert_eq!(tokens_found(&rig, 1, 0, &asking(&prompt))[0], 12);
+        assert_eq!(tokens_found(&rig, 1, 0, &asking(&prompt)).await[0], 12);
         assert_eq!(engine.questions(), [0]);
         rig.service.shutdown().await;
     }
@@ -66,7 +66,7 @@ async fn a_replay_of_many_messages_is_read_to_its_end_and_another_may_follow() {
     }
     stage.engine.lose(one(102, Some(101), &prompt[4..8]));
     stage.tell_bytes(one(103, Some(102), &prompt[8..12])).await;
-    assert_eq!(stage.gpu(&prompt), 12);
+    assert_eq!(stage.gpu(&prompt).await, 12);
     assert_eq!(
         stage.rig.metric("kv_event_bad_batches_total"),
         0,
@@ -74,7 +74,7 @@ async fn a_replay_of_many_messages_is_read_to_its_end_and_another_may_follow() {
     );
     stage.engine.lose(unrelated(52));
     stage.tell_bytes(one(104, Some(103), &prompt[12..])).await;
-    assert_eq!(stage.gpu(&prompt), 16);
+    assert_eq!(stage.gpu(&prompt).await, 16);
     assert_eq!(stage.engine.questions(), [1, 52]);
     stage.end().await;
 }
@@ -98,7 +98,7 @@ async fn a_replay_endpoint_where_nobody_listens_stops_nothing() {
     rig.until_applied(1, 0, 0).await;
     engine.send(5, one(102, Some(101), &tokens(5..9))).await;
     rig.until_applied(1, 0, 5).await;
-    assert_eq!(tokens_found(&rig, 1, 0, &asking(&tokens(1..9)))[0], 8);
+    assert_eq!(tokens_found(&rig, 1, 0, &asking(&tokens(1..9))).await[0], 8);
     rig.service.shutdown().await;
 }
 
@@ -113,8 +113,8 @@ async fn what_the_engine_no_longer_has_is_forgotten_and_the_rest_rebuilt() {
     stage.engine.lose(one(201, None, &new[..4]));
     stage.engine.forget_below(2);
     stage.tell_bytes(one(202, Some(201), &new[4..])).await;
-    assert_eq!(stage.gpu(&old), 0);
-    assert_eq!(stage.gpu(&new), 8);
+    assert_eq!(stage.gpu(&old).await, 0);
+    assert_eq!(stage.gpu(&new).await, 8);
     assert_eq!(stage.rig.metric("kv_rank_clears_total{cause=\"lost\"}"), 1);
     stage.end().await;
 }
@@ -128,7 +128,7 @@ async fn a_removal_that_waits_behind_a_replay_is_not_undone_by_it() {
     stage
         .tell_bytes(batch(Some(0), vec![ARRAYS.remove(removed(&[101]))]))
         .await;
-    assert_eq!(stage.gpu(&prompt), 0);
+    assert_eq!(stage.gpu(&prompt).await, 0);
     stage.end().await;
 }
 
@@ -142,10 +142,10 @@ async fn a_batch_that_comes_late_or_again_changes_nothing() {
     stage
         .tell_bytes(batch(Some(0), vec![ARRAYS.remove(removed(&[102]))]))
         .await;
-    assert_eq!(stage.gpu(&prompt), 4);
+    assert_eq!(stage.gpu(&prompt).await, 4);
     stage.engine.send(number, late).await;
     stage.tell_bytes(unrelated(3)).await;
-    assert_eq!(stage.gpu(&prompt), 4);
+    assert_eq!(stage.gpu(&prompt).await, 4);
     assert!(stage.rig.metric("kv_event_duplicates_total") >= 1);
     stage.end().await;
 }
@@ -158,7 +158,7 @@ async fn a_broken_batch_in_a_replay_is_not_asked_for_again() {
     stage.engine.lose(Bytes::from_static(&[0xc1; 16]));
     stage.tell_bytes(one(102, Some(101), &prompt[4..])).await;
     stage.tell_bytes(unrelated(3)).await;
-    assert_eq!(stage.gpu(&prompt), 8);
+    assert_eq!(stage.gpu(&prompt).await, 8);
     assert_eq!(stage.engine.questions(), [1]);
     assert_eq!(stage.rig.metric("kv_event_bad_batches_total"), 1);
     stage.end().await;

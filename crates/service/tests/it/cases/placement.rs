@@ -49,12 +49,20 @@ async fn each_medium_is_stored_in_and_removed_from_its_own_tier() {
             stage
                 .tell(vec![store_in(dialect, medium, &names, &tokens(1..13))])
                 .await;
-            assert_eq!(stage.found(&asked, 0), expected, "{dialect:?} {medium}");
+            assert_eq!(
+                stage.found(&asked, 0).await,
+                expected,
+                "{dialect:?} {medium}"
+            );
             let other = if medium == "GPU" { "CPU" } else { "GPU" };
             stage.tell(vec![remove_from(dialect, other, &names)]).await;
-            assert_eq!(stage.found(&asked, 0), expected, "not from {other}");
+            assert_eq!(stage.found(&asked, 0).await, expected, "not from {other}");
             stage.tell(vec![remove_from(dialect, medium, &names)]).await;
-            assert_eq!(stage.found(&asked, 0), [0, 0, 0], "{dialect:?} {medium}");
+            assert_eq!(
+                stage.found(&asked, 0).await,
+                [0, 0, 0],
+                "{dialect:?} {medium}"
+            );
             stage.end().await;
         }
     }
@@ -69,7 +77,7 @@ async fn a_name_that_is_not_held_does_not_stop_a_removal() {
         stage.tell(vec![store("GPU"), store("CPU")]).await;
         let remove = |medium| remove_from(dialect, medium, &[999, 103, 102]);
         stage.tell(vec![remove("GPU"), remove("CPU")]).await;
-        let found = stage.found(&asking(&tokens(1..13)), 0);
+        let found = stage.found(&asking(&tokens(1..13)), 0).await;
         assert_eq!(found, [4, 4, 4], "{dialect:?}");
         stage.end().await;
     }
@@ -86,12 +94,12 @@ async fn a_placeholder_in_host_memory_outlives_the_device() {
             .await;
         stage.tell(vec![offloaded(dialect, "CPU", &names)]).await;
         stage.tell(vec![remove_from(dialect, "GPU", &names)]).await;
-        assert_eq!(stage.found(&asked, 0), [0, 12, 12], "{dialect:?}");
+        assert_eq!(stage.found(&asked, 0).await, [0, 12, 12], "{dialect:?}");
         stage
             .tell(vec![offloaded(dialect, "DISK", &names[..2])])
             .await;
         stage.tell(vec![remove_from(dialect, "CPU", &names)]).await;
-        assert_eq!(stage.found(&asked, 0), [0, 0, 8], "{dialect:?}");
+        assert_eq!(stage.found(&asked, 0).await, [0, 0, 8], "{dialect:?}");
         stage.end().await;
     }
 }
@@ -105,7 +113,7 @@ async fn a_placeholder_of_nothing_known_is_nothing() {
             offloaded(ARRAYS, "GPU", &[102]),
         ])
         .await;
-    assert_eq!(stage.found(&asking(&tokens(1..5)), 0), [0, 0, 0]);
+    assert_eq!(stage.found(&asking(&tokens(1..5)), 0).await, [0, 0, 0]);
     let skipped = "kv_events_skipped_total{reason=\"unknown_block\"}";
     assert_eq!(stage.rig.metric(skipped), 1);
     stage.end().await;
@@ -144,11 +152,15 @@ async fn groups_that_are_no_attention_stay_out() {
                 ])
                 .await;
             stage.tell(vec![remove_in_group(dialect, &[101], 0)]).await;
-            assert_eq!(stage.gpu(&tokens(1..13)), 12, "{dialect:?} {kind}");
+            assert_eq!(stage.gpu(&tokens(1..13)).await, 12, "{dialect:?} {kind}");
             stage.tell(vec![remove_in_group(dialect, &[101], 7)]).await;
-            assert_eq!(stage.gpu(&tokens(1..13)), 12, "a group nobody spoke of");
+            assert_eq!(
+                stage.gpu(&tokens(1..13)).await,
+                12,
+                "a group nobody spoke of"
+            );
             stage.tell(vec![remove_in_group(dialect, &[102], 3)]).await;
-            assert_eq!(stage.gpu(&tokens(1..13)), 4, "{dialect:?} {kind}");
+            assert_eq!(stage.gpu(&tokens(1..13)).await, 4, "{dialect:?} {kind}");
             stage.end().await;
         }
     }
@@ -166,9 +178,9 @@ async fn one_block_in_two_groups_is_there_until_it_left_both() {
             ])
             .await;
         stage.tell(vec![remove_in_group(dialect, &names, 0)]).await;
-        assert_eq!(stage.gpu(&tokens(1..13)), 12, "{dialect:?}");
+        assert_eq!(stage.gpu(&tokens(1..13)).await, 12, "{dialect:?}");
         stage.tell(vec![remove_in_group(dialect, &names, 1)]).await;
-        assert_eq!(stage.gpu(&tokens(1..13)), 0, "{dialect:?}");
+        assert_eq!(stage.gpu(&tokens(1..13)).await, 0, "{dialect:?}");
         stage.end().await;
     }
 }

@@ -41,8 +41,8 @@ impl Pair {
         self.rig.until_applied(1, socket, sequence).await;
     }
 
-    fn gpu(&self, dp_rank: u32, tokens: &[u32]) -> u64 {
-        tokens_found(&self.rig, 1, dp_rank, &asking(tokens))[0]
+    async fn gpu(&self, dp_rank: u32, tokens: &[u32]) -> u64 {
+        tokens_found(&self.rig, 1, dp_rank, &asking(tokens)).await[0]
     }
 }
 
@@ -55,14 +55,15 @@ async fn the_rank_in_the_batch_wins_and_an_unknown_one_is_left_out() {
     let mut pair = Pair::new(Replays::Unknown).await;
     pair.tell(0, Some(1), whole()).await;
     pair.tell(0, Some(5), whole()).await;
-    assert_eq!(pair.gpu(0, &tokens(1..13)), 0);
-    assert_eq!(pair.gpu(1, &tokens(1..13)), 12);
-    let scores = pair
-        .rig
-        .service
-        .overlap_scores(&partition(), &asking(&tokens(1..13)));
+    assert_eq!(pair.gpu(0, &tokens(1..13)).await, 0);
+    assert_eq!(pair.gpu(1, &tokens(1..13)).await, 12);
+    let of = partition();
+    let asked = asking(&tokens(1..13));
+    let scores = pair.rig.service.overlap_scores(&of, asked);
     let ranks: Vec<_> = scores
+        .await
         .unwrap()
+        .overlap
         .ranks
         .iter()
         .map(|rank| rank.worker.dp_rank)
@@ -84,13 +85,19 @@ async fn ranks_that_share_a_topic_are_told_apart_by_their_sockets() {
     let first = ARRAYS.store(stored(&[101], None, &tokens(1..5)));
     pair.tell(1, None, vec![first]).await;
     assert_eq!(
-        (pair.gpu(0, &tokens(1..13)), pair.gpu(1, &tokens(1..13))),
+        (
+            pair.gpu(0, &tokens(1..13)).await,
+            pair.gpu(1, &tokens(1..13)).await
+        ),
         (12, 4)
     );
     pair.tell(0, None, vec![ARRAYS.remove(removed(&[101]))])
         .await;
     assert_eq!(
-        (pair.gpu(0, &tokens(1..13)), pair.gpu(1, &tokens(1..13))),
+        (
+            pair.gpu(0, &tokens(1..13)).await,
+            pair.gpu(1, &tokens(1..13)).await
+        ),
         (0, 4)
     );
     pair.rig.service.shutdown().await;
@@ -103,7 +110,10 @@ async fn a_clear_is_of_the_rank_that_the_batch_is_for() {
     pair.tell(0, Some(1), whole()).await;
     pair.tell(0, Some(1), vec![ARRAYS.clear()]).await;
     assert_eq!(
-        (pair.gpu(0, &tokens(1..13)), pair.gpu(1, &tokens(1..13))),
+        (
+            pair.gpu(0, &tokens(1..13)).await,
+            pair.gpu(1, &tokens(1..13)).await
+        ),
         (12, 0)
     );
     pair.rig.service.shutdown().await;
@@ -120,7 +130,10 @@ async fn a_gap_of_a_socket_that_speaks_for_two_ranks_is_filled_for_both() {
     pair.tell(0, Some(0), vec![]).await;
     assert_eq!(pair.engines[0].questions(), [2]);
     assert_eq!(
-        (pair.gpu(0, &tokens(1..13)), pair.gpu(1, &tokens(1..13))),
+        (
+            pair.gpu(0, &tokens(1..13)).await,
+            pair.gpu(1, &tokens(1..13)).await
+        ),
         (4, 4)
     );
     pair.rig.service.shutdown().await;
@@ -149,8 +162,8 @@ async fn a_replay_that_answers_for_another_publisher_is_sorted_out() {
     engine.answer_also(3, other(70));
     engine.lose(own(104, Some(103), 13));
     pair.tell(0, Some(0), vec![]).await;
-    assert_eq!(pair.gpu(0, &tokens(1..17)), 16);
-    assert_eq!(pair.gpu(1, &tokens(50..54)), 0);
+    assert_eq!(pair.gpu(0, &tokens(1..17)).await, 16);
+    assert_eq!(pair.gpu(1, &tokens(50..54)).await, 0);
     let record = pair.rig.service.worker(1).unwrap();
     assert!(!record.kv_events[&0].suspect);
     let payload = own(105, Some(104), 17);
@@ -159,7 +172,7 @@ async fn a_replay_that_answers_for_another_publisher_is_sorted_out() {
     pair.engines[0].send(sequence, payload).await;
     pair.rig.until_applied(1, 0, 3).await;
     assert_eq!(
-        pair.gpu(0, &tokens(1..21)),
+        pair.gpu(0, &tokens(1..21)).await,
         20,
         "the numbers go on where its own ended"
     );

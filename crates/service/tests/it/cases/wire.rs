@@ -39,7 +39,7 @@ async fn what_is_not_known_is_passed_over() {
     ]);
     let store = with_tail(with_tail(whole(), tail), more);
     stage.tell(vec![unknown, store, unknown_map]).await;
-    assert_eq!(stage.gpu(&tokens(1..13)), 12);
+    assert_eq!(stage.gpu(&tokens(1..13)).await, 12);
     let skipped = "kv_events_skipped_total{reason=\"unknown_event\"}";
     assert_eq!(stage.rig.metric(skipped), 2);
     let removal = with_tail(
@@ -55,7 +55,7 @@ async fn what_is_not_known_is_passed_over() {
         ],
     );
     stage.tell(vec![removal]).await;
-    assert_eq!(stage.gpu(&tokens(1..13)), 8);
+    assert_eq!(stage.gpu(&tokens(1..13)).await, 8);
     stage.end().await;
 }
 
@@ -72,7 +72,7 @@ async fn a_map_is_read_like_an_array() {
             ("tomorrow", V::List(vec![])),
         ]);
         stage.tell_bytes(map.encode()).await;
-        assert_eq!(stage.gpu(&tokens(1..13)), 8, "{dialect:?}");
+        assert_eq!(stage.gpu(&tokens(1..13)).await, 8, "{dialect:?}");
         let longer = V::List(vec![
             V::Float(1.5),
             V::List(vec![dialect.clear()]),
@@ -80,10 +80,10 @@ async fn a_map_is_read_like_an_array() {
             V::Text("tomorrow"),
         ]);
         stage.tell_bytes(longer.encode()).await;
-        assert_eq!(stage.gpu(&tokens(1..13)), 0, "{dialect:?}");
+        assert_eq!(stage.gpu(&tokens(1..13)).await, 0, "{dialect:?}");
         let shorter = V::List(vec![V::Nil, events]);
         stage.tell_bytes(shorter.encode()).await;
-        assert_eq!(stage.gpu(&tokens(1..13)), 8, "{dialect:?}");
+        assert_eq!(stage.gpu(&tokens(1..13)).await, 8, "{dialect:?}");
         stage.end().await;
     }
 }
@@ -97,7 +97,7 @@ async fn metadata_may_stand_where_the_adapter_was() {
         ..stored(&[102, 103], Some(101), &tokens(5..13))
     });
     stage.tell(vec![first, second]).await;
-    assert_eq!(stage.gpu(&tokens(1..13)), 12);
+    assert_eq!(stage.gpu(&tokens(1..13)).await, 12);
     stage.end().await;
 }
 
@@ -122,7 +122,7 @@ async fn wrong_frames_are_counted_and_not_applied() {
     );
     stage.engine.send(1, good).await;
     stage.rig.until_applied(1, 0, 1).await;
-    assert_eq!(stage.gpu(&tokens(1..13)), 4);
+    assert_eq!(stage.gpu(&tokens(1..13)).await, 4);
     assert_eq!(stage.rig.metric("kv_event_bad_frames_total"), 6);
     assert_eq!(stage.rig.service.events_applied(1, 0).unwrap().batches, 1);
     stage.end().await;
@@ -139,7 +139,7 @@ async fn broken_payloads_use_their_numbers() {
     stage.tell_bytes(Bytes::from_static(&[0xc1; 64])).await;
     stage.tell_bytes(Bytes::from_static(b"not msgpack")).await;
     stage.tell(vec![whole()]).await;
-    assert_eq!(stage.gpu(&tokens(1..13)), 12);
+    assert_eq!(stage.gpu(&tokens(1..13)).await, 12);
     assert_eq!(stage.rig.metric("kv_event_bad_batches_total"), 3);
     assert!(
         stage.engine.questions().is_empty(),
@@ -172,13 +172,13 @@ async fn events_that_contradict_themselves_leave_the_others() {
             whole(),
         ])
         .await;
-    assert_eq!(stage.gpu(&tokens(1..13)), 12);
+    assert_eq!(stage.gpu(&tokens(1..13)).await, 12);
     let record = stage.rig.service.worker(1).unwrap();
     assert!(record.is_schedulable() && record.kv_events[&0].connected);
     stage
         .tell(vec![ARRAYS.remove(removed(&[1, 2, 3, 4, 5, 6, 7, 8]))])
         .await;
-    assert_eq!(stage.gpu(&tokens(1..13)), 12);
+    assert_eq!(stage.gpu(&tokens(1..13)).await, 12);
     stage.end().await;
 }
 
@@ -197,7 +197,7 @@ async fn a_topic_may_have_any_shape() {
         ];
         stage.engine.send_frames(frames).await;
         stage.rig.until_applied(1, 0, sequence).await;
-        assert_eq!(stage.gpu(&tokens(from..from + 4)), 4);
+        assert_eq!(stage.gpu(&tokens(from..from + 4)).await, 4);
     }
     stage.end().await;
 }
