@@ -265,6 +265,9 @@ impl Subscriber {
                 Action::Clear(cause) => self.clear(cause),
                 Action::Doubt => {
                     self.metrics.doubts.inc();
+                    // What others said of the rank, and its engine never did, must not be trusted
+                    // with the rest later.
+                    self.drop_doubted();
                     self.ingest.doubt();
                 }
                 Action::Trust => self.ingest.trust(),

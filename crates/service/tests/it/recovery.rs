@@ -167,6 +167,40 @@ async fn a_published_dump_is_taken_over_and_the_engine_has_the_last_word() {
 }
 
 #[tokio::test]
+async fn a_complete_replay_drops_what_it_does_not_name() {
+    let peer = Peer::start(Some(ok(&published("m:default", 4, &GOLDEN).to_string()))).await;
+    let rig = recovering(vec![peer.url()], RecoveryConfig::default()).await;
+    until_recovered(&rig).await;
+    let mut engine = Engine::start(Answer::Bare).await;
+    engine.lose(store(&[100], None, &tokens(1..5)));
+    rig.service
+        .register_worker(worker_of(1, &engine, Replays::Known))
+        .unwrap();
+    engine.subscribed().await;
+    rig.until_overlap(1, &tokens(1..13), 3).await;
+    engine.publish(store(&[500], None, &tokens(50..54))).await;
+    rig.until_overlap(1, &tokens(1..13), 1).await;
+    assert_eq!(engine.questions(), [0]);
+}
+
+#[tokio::test]
+async fn a_stream_that_breaks_soon_takes_what_was_never_confirmed_along() {
+    let peer = Peer::start(Some(ok(&published("m:default", 4, &GOLDEN).to_string()))).await;
+    let rig = recovering(vec![peer.url()], RecoveryConfig::default()).await;
+    until_recovered(&rig).await;
+    let mut engine = Engine::start(Answer::Bare).await;
+    rig.service
+        .register_worker(worker_of(1, &engine, Replays::Known))
+        .unwrap();
+    engine.subscribed().await;
+    rig.until_overlap(1, &tokens(1..13), 3).await;
+    engine.publish(store(&[100], None, &tokens(1..5))).await;
+    rig.until_applied(1, 0, 0).await;
+    drop(engine);
+    rig.until_overlap(1, &tokens(1..13), 1).await;
+}
+
+#[tokio::test]
 async fn a_model_name_with_colons_is_recovered() {
     let dump = published("hub:a/b:default", 4, &GOLDEN);
     let peer = Peer::start(Some(ok(&dump.to_string()))).await;
