@@ -256,7 +256,7 @@ impl SelectionService {
         worker: WorkerWithDpRank,
     ) -> Result<(), SelectionServiceError> {
         let worker_id = worker.worker_id;
-        let record = self.worker(worker_id).filter(|record| {
+        let record = self.registered(worker_id).filter(|record| {
             record.registration.model_name == partition.model_name
                 && record.registration.routing_group == partition.routing_group
         });

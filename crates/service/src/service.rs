@@ -194,11 +194,14 @@ impl SelectionService {
     /// Answers the record that the worker had. Reservations that are held by their id lose its load.
     pub fn remove_worker(&self, worker_id: u64) -> Result<WorkerRecord, SelectionServiceError> {
         let unknown = SelectionServiceError::UnknownWorker { worker_id };
-        let Some(record) = self.worker(worker_id) else {
+        let Some(record) = self.registered(worker_id) else {
             return Err(unknown);
         };
         if self.write(|catalog| catalog.remove(worker_id))? {
-            Ok(record)
+            Ok(WorkerRecord {
+                lifecycle: Lifecycle::Unschedulable,
+                ..record
+            })
         } else {
             Err(unknown)
         }
@@ -226,21 +229,20 @@ impl SelectionService {
 
     /// Every registered worker, by id.
     pub fn workers(&self) -> Vec<WorkerRecord> {
-        self.shared
-            .published
-            .load()
-            .workers
-            .values()
-            .map(PublishedWorker::record)
-            .collect()
+        self.shared.published.load().records()
     }
 
+    /// A worker that was removed, moved or put out of service is `draining` while selections are
+    /// under way that may still have it in mind; a removed one is known for as long.
     pub fn worker(&self, worker_id: u64) -> Option<WorkerRecord> {
+        self.shared.published.load().record(worker_id)
+    }
+
+    /// The worker as it is registered now, whoever may still have it in mind.
+    pub(crate) fn registered(&self, worker_id: u64) -> Option<WorkerRecord> {
         let snapshot = self.shared.published.load();
-        snapshot
-            .workers
-            .get(&worker_id)
-            .map(PublishedWorker::record)
+        let worker = snapshot.workers.get(&worker_id);
+        worker.map(PublishedWorker::record)
     }
 
     /// The schedulable workers and their addresses as of now.
@@ -387,7 +389,8 @@ impl SelectionService {
         worker: impl Fn(&T) -> WorkerWithDpRank,
     ) -> Result<(T, String), SelectionServiceError> {
         for _ in 0..PLACE_ATTEMPTS {
-            let (partition, _) = self.partition(id)?;
+            // Held until the choice is made: it shows that one is under way.
+            let (partition, _under_way) = self.partition(id)?;
             let chosen = choose(&partition, &request)?;
             let snapshot = self.shared.published.load();
             if let Some(endpoint) = snapshot.endpoints.endpoint(worker(&chosen).worker_id) {
@@ -468,8 +471,9 @@ impl SelectionService {
                 return Err(SelectionServiceError::ShuttingDown);
             }
             let outcome = change(&mut catalog);
-            let after = Arc::new(catalog.snapshot());
-            let before = self.shared.published.swap(Arc::clone(&after));
+            let before = self.snapshot();
+            let after = Arc::new(catalog.snapshot().following(&before));
+            self.shared.published.store(Arc::clone(&after));
             self.shared
                 .metrics
                 .set_workers(|lifecycle| after.count(lifecycle));

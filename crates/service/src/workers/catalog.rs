@@ -14,6 +14,7 @@ use tokio::task::JoinHandle;
 
 use super::assessment::{Layout, Plan, Reason, Rules, assess};
 use super::endpoints::EndpointTable;
+use super::leaving::Leaving;
 use super::registration::{Lifecycle, RankEvents, WorkerRecord, WorkerRegistration};
 use crate::events::{RankProgress, RankStream, Subscribers, Subscription};
 
@@ -44,6 +45,7 @@ pub(crate) struct Snapshot {
     pub(crate) partitions: BTreeMap<PartitionId, Arc<Partition>>,
     pub(crate) endpoints: Arc<EndpointTable>,
     pub(crate) models: BTreeSet<String>,
+    pub(super) leaving: Leaving,
 }
 
 /// One worker of a snapshot; the progress of its streams stays live.
@@ -196,6 +198,7 @@ impl Catalog {
                 .values()
                 .map(|worker| worker.registration.model_name.clone())
                 .collect(),
+            leaving: Leaving::default(),
         }
     }
 

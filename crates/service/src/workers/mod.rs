@@ -7,6 +7,7 @@ mod assessment;
 mod catalog;
 mod endpoints;
 mod file;
+mod leaving;
 mod patch;
 mod registration;
 

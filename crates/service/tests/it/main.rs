@@ -4,6 +4,7 @@
 
 mod cases;
 mod catalog;
+mod draining;
 mod engine;
 mod events;
 mod pack;
