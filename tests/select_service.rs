@@ -97,23 +97,43 @@ impl Running {
     }
 
     fn get(&self, path: &str) -> String {
-        let mut stream = TcpStream::connect(self.address).unwrap();
         let head = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
-        stream.write_all(head.as_bytes()).unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        answer
+        exchange(self.address, &head)
     }
 
-    /// Ends it with SIGTERM; its exit code and the rest of its log.
-    fn terminate(mut self) -> (Option<i32>, String) {
+    fn signal(&self) {
         let id = self.child.id().to_string();
         let sent = Command::new("kill").args(["-TERM", &id]).status().unwrap();
         assert!(sent.success());
+    }
+
+    /// Ends it with SIGTERM; its exit code and the rest of its log.
+    fn terminate(self) -> (Option<i32>, String) {
+        self.signal();
+        self.ended()
+    }
+
+    /// Waits for its end; its exit code and the rest of its log.
+    fn ended(mut self) -> (Option<i32>, String) {
         let mut rest = String::new();
         self.stderr.read_to_string(&mut rest).unwrap();
         (self.child.wait().unwrap().code(), rest)
     }
+}
+
+fn request(method: &str, path: &str, body: &str) -> String {
+    format!(
+        "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    )
+}
+
+fn exchange(address: SocketAddr, request: &str) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
 }
 
 fn walk(address: SocketAddr, token: Option<&str>) -> Output {
@@ -140,6 +160,94 @@ fn the_walk_through_of_the_documentation_works_and_sigterm_ends_it_well() {
     let (code, log) = service.terminate();
     assert_eq!(code, Some(0), "{log}");
     assert!(log.contains("\"stopped\""), "{log}");
+}
+
+#[test]
+fn after_sigterm_it_is_not_ready_and_callers_under_way_are_answered() {
+    let wait = [("DYN_EPP_GRACEFUL_SHUTDOWN_PROPAGATION_SECS", "1")];
+    let service = Running::start(&["--host", "127.0.0.1", "--port", "0"], &wait);
+    let worker = r#"{"worker_id": 1, "endpoint": "http://127.0.0.1:1"}"#;
+    let registered = exchange(service.address, &request("POST", "/workers", worker));
+    assert!(registered.starts_with("HTTP/1.1 201"), "{registered}");
+    assert!(service.get("/ready").starts_with("HTTP/1.1 200"));
+
+    // Half of a request is sent before the signal, and the rest when it was heard.
+    let whole = request("POST", "/select", r#"{"token_ids": [1, 2, 3]}"#);
+    let (first, rest) = whole.split_at(whole.len() - 5);
+    let mut under_way = TcpStream::connect(service.address).unwrap();
+    under_way.write_all(first.as_bytes()).unwrap();
+    service.signal();
+    while service.get("/ready").starts_with("HTTP/1.1 200") {}
+    assert!(service.get("/ready").starts_with("HTTP/1.1 503"));
+    assert!(service.get("/health").starts_with("HTTP/1.1 200"));
+    // The port closes when whoever sends requests has had time to hear of it.
+    while TcpStream::connect(service.address).is_ok() {}
+    under_way.write_all(rest.as_bytes()).unwrap();
+    let mut answer = String::new();
+    under_way.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    assert!(answer.contains("\"worker_id\":1"), "{answer}");
+    let (code, log) = service.ended();
+    assert_eq!(code, Some(0), "{log}");
+}
+
+#[test]
+fn check_names_what_is_wrong_in_the_files_of_the_selection_service() {
+    let bad_tokens = file("check-tokens", "admin let-me-do-anything\n");
+    let no_pem = file("check-pem", "not a certificate\n");
+    let no_pem = no_pem.to_str().unwrap();
+    let variables = [
+        ("POINTSMAN_SELECTION_TLS_CERTIFICATE", no_pem),
+        ("POINTSMAN_SELECTION_TLS_KEY", no_pem),
+        (
+            "POINTSMAN_SELECTION_TOKENS_FILE",
+            bad_tokens.to_str().unwrap(),
+        ),
+        ("POINTSMAN_INDEXER_PEERS", "https://b:8092"),
+        ("POINTSMAN_INDEXER_PEERS_CA", "/nowhere/ca.pem"),
+    ];
+    let output = pointsman(&["check"], &variables).output().unwrap();
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    let said = String::from_utf8(output.stderr).unwrap();
+    for part in [
+        "check-pem",
+        "check-tokens",
+        "line 1",
+        "/nowhere/ca.pem",
+        "3 mistakes",
+    ] {
+        assert!(said.contains(part), "{part} is not in:\n{said}");
+    }
+    let good = [("POINTSMAN_INDEXER_PEERS", "http://b:8092, http://c:8092/x")];
+    let output = pointsman(&["check"], &good).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+}
+
+#[test]
+fn a_replica_starts_with_what_another_knows() {
+    let first = Running::start(&["--host", "127.0.0.1", "--port", "0"], &[]);
+    let worker = r#"{"worker_id": 1, "model_name": "a:b", "endpoint": "http://127.0.0.1:1"}"#;
+    exchange(first.address, &request("POST", "/workers", worker));
+    let url = format!("http://{}", first.address);
+    let second = Running::start(
+        &[
+            "--host",
+            "127.0.0.1",
+            "--port",
+            "0",
+            "--indexer-peers",
+            &url,
+        ],
+        &[],
+    );
+    while second.get("/ready").contains("\"recovering\":true") {}
+    let metrics = second.get("/metrics");
+    assert!(
+        metrics.contains("pointsman_recovery_peers_total{outcome=\"answered\"} 1"),
+        "{metrics}"
+    );
+    // It learned of caches alone: workers are registered with each replica.
+    assert!(second.get("/workers").ends_with("[]"));
 }
 
 #[test]

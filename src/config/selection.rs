@@ -4,6 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use pointsman_service::http::BusyThresholds;
 use pointsman_service::{PendingConfig, ReservationsConfig};
 
 use super::reader::Values;
@@ -18,6 +19,7 @@ pub(crate) struct Selection {
     pub(crate) pending: PendingConfig,
     pub(crate) reservations: ReservationsConfig,
     pub(crate) recovery: Recovery,
+    pub(crate) busy: BusyThresholds,
     pub(crate) max_body_bytes: usize,
     pub(crate) tls_certificate: Option<PathBuf>,
     pub(crate) tls_key: Option<PathBuf>,
@@ -60,6 +62,7 @@ pub(super) fn read(values: &Values) -> Selection {
             max_entries: values.size("POINTSMAN_SELECTION_MAX_RESERVATIONS"),
         },
         recovery: recovery(values),
+        busy: busy(values),
         max_body_bytes: values.size("POINTSMAN_SELECTION_MAX_BODY_BYTES"),
         tls_certificate: values.path("POINTSMAN_SELECTION_TLS_CERTIFICATE"),
         tls_key: values.path("POINTSMAN_SELECTION_TLS_KEY"),
@@ -67,6 +70,14 @@ pub(super) fn read(values: &Values) -> Selection {
         tokens_file: values.path("POINTSMAN_SELECTION_TOKENS_FILE"),
         require_auth: values.bool("POINTSMAN_SELECTION_REQUIRE_AUTH"),
         on_admin_port: values.bool("POINTSMAN_ADMIN_API"),
+    }
+}
+
+fn busy(values: &Values) -> BusyThresholds {
+    let share = |variable| values.is_set(variable).then(|| values.number(variable));
+    BusyThresholds {
+        prefill: share("DYN_ROUTER_CONDITIONAL_DISAGG_PREFILL_BUSY_THRESHOLD"),
+        decode: share("DYN_ROUTER_CONDITIONAL_DISAGG_DECODE_BUSY_THRESHOLD"),
     }
 }
 

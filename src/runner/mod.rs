@@ -268,6 +268,7 @@ fn selection_api(
     tasks.extend(tokens.map(|tokens| tokio::spawn(tokens.follow(stop.clone()))));
     Ok(Some(http::Config {
         max_body_bytes: selection.max_body_bytes,
+        busy: selection.busy,
         access,
         ..http::Config::default()
     }))

@@ -272,6 +272,7 @@ async fn serve(checked: Checked) -> anyhow::Result<()> {
     let (stopping, closing) = (CancellationToken::new(), CancellationToken::new());
     let config = http::Config {
         max_body_bytes: selection.max_body_bytes,
+        busy: selection.busy,
         access: tokens.as_ref().map_or(Access::Open, TokenFile::access),
         metrics: Some(Arc::new(metrics)),
         stopping: stopping.clone(),

@@ -15,6 +15,7 @@ use pointsman_core::{PartitionId, Prompt, SelectionRequest};
 use pointsman_plugin::{KvRouterConfig, RouterPluginRegistry, WorkerType};
 use pointsman_service::{SelectionService, SelectionServiceBuilder, WorkerRegistration, http};
 use serde::{Deserialize, Serialize};
+use tokio::net::TcpListener;
 
 #[derive(Deserialize)]
 struct Request {
@@ -58,7 +59,22 @@ async fn place(
 }
 
 #[tokio::main]
-async fn main() -> Result<(), Box<dyn std::error::Error>> {
+async fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    let port = std::env::args().nth(1).unwrap_or_else(|| "8092".to_owned());
+    let listener = TcpListener::bind(format!("127.0.0.1:{port}")).await?;
+    println!("listening on {}", listener.local_addr()?);
+    let interrupted = async {
+        // Without a handler for the signal there is nothing to wait for.
+        drop(tokio::signal::ctrl_c().await);
+    };
+    serve(listener, interrupted).await
+}
+
+/// The whole program, until `stop`.
+pub(crate) async fn serve(
+    listener: TcpListener,
+    stop: impl Future<Output = ()> + Send + 'static,
+) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let service = SelectionServiceBuilder::new(
         KvRouterConfig::default(),
         WorkerType::Aggregated,
@@ -80,14 +96,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
             "/selection",
             http::router(service.clone(), http::Config::default()),
         );
-    let port = std::env::args().nth(1).unwrap_or_else(|| "8092".to_owned());
-    let listener = tokio::net::TcpListener::bind(format!("127.0.0.1:{port}")).await?;
-    println!("listening on {}", listener.local_addr()?);
     axum::serve(listener, program)
-        .with_graceful_shutdown(async {
-            // Without a handler for the signal there is nothing to wait for.
-            drop(tokio::signal::ctrl_c().await);
-        })
+        .with_graceful_shutdown(stop)
         .await?;
     service.shutdown().await;
     Ok(())

@@ -2,6 +2,8 @@
 
 use pointsman_core::{PartitionId, PotentialLoad, PromptOverlap, SelectionRequest};
 
+use pointsman_plugin::WorkerWithDpRank;
+
 use crate::error::SelectionServiceError;
 use crate::service::SelectionService;
 use crate::shared_cache::SharedCacheHits;
@@ -22,6 +24,19 @@ impl SelectionService {
     ) -> Result<Vec<PotentialLoad>, SelectionServiceError> {
         let (partition, _) = self.partition(partition)?;
         Ok(partition.potential_loads(request)?)
+    }
+
+    /// What is charged to a rank of a partition now; 0 where it is not known.
+    pub(crate) fn active_prefill_tokens(
+        &self,
+        partition: &PartitionId,
+        worker: WorkerWithDpRank,
+    ) -> u64 {
+        let snapshot = self.snapshot();
+        let loads = snapshot.partitions.get(partition).map(|of| of.loads());
+        let mut ranks = loads.unwrap_or_default().into_iter();
+        let rank = ranks.find(|rank| rank.worker == worker);
+        rank.map_or(0, |rank| rank.active_prefill_tokens)
     }
 
     /// How much of this prompt each rank of a partition has cached, and the cache that they share.

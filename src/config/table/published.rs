@@ -52,14 +52,6 @@ pub(super) const IGNORED: &[Setting] = &[
         "Its share bound.",
     ),
     ignored(
-        "DYN_ROUTER_CONDITIONAL_DISAGG_PREFILL_BUSY_THRESHOLD",
-        "Its prefill bound.",
-    ),
-    ignored(
-        "DYN_ROUTER_CONDITIONAL_DISAGG_DECODE_BUSY_THRESHOLD",
-        "Its decode bound.",
-    ),
-    ignored(
         "DYN_ROUTER_MIN_INITIAL_WORKERS",
         "Workers to wait for at start.",
     ),

@@ -1,6 +1,6 @@
 //! Settings of the selection service over HTTP; listed only, read elsewhere.
 
-use super::Kind::{Bool, Bytes, Count, Path, Port, Seconds, Text};
+use super::Kind::{Bool, Bytes, Count, Path, Port, Seconds, Text, Weight};
 use super::{DAY_SECONDS, SECONDS, Setting, not_yet, used};
 
 pub(super) const SELECTION: &[Setting] = &[
@@ -123,6 +123,20 @@ pub(super) const SELECTION: &[Setting] = &[
         },
         "1000000",
         "Reservations held over HTTP at once; one more is answered 429.",
+    ),
+    used(
+        "selection.prefill_busy_threshold",
+        "DYN_ROUTER_CONDITIONAL_DISAGG_PREFILL_BUSY_THRESHOLD",
+        Weight,
+        "",
+        "Share of `max_num_batched_tokens` above which an advisory answer calls a worker's prefill busy.",
+    ),
+    used(
+        "selection.decode_busy_threshold",
+        "DYN_ROUTER_CONDITIONAL_DISAGG_DECODE_BUSY_THRESHOLD",
+        Weight,
+        "",
+        "Share of `total_kv_blocks` above which an answer calls a worker's decoding busy.",
     ),
     used(
         "selection.max_body_bytes",

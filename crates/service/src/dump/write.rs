@@ -156,12 +156,16 @@ where
 impl Rank {
     /// The event applied last.
     fn watermark(&self) -> Option<serde_json::Value> {
-        let sequence = self.progress.as_ref()?.report().last_sequence?;
-        Some(json!({
+        let events = self.progress.as_ref()?.report();
+        let mut watermark = json!({
             "worker_id": self.worker.worker_id,
             "dp_rank": self.worker.dp_rank,
-            "last_sequence": sequence,
-        }))
+            "last_sequence": events.last_sequence?,
+        });
+        if events.recut_events > 0 {
+            watermark["recut"] = json!(true);
+        }
+        Some(watermark)
     }
 }
 

@@ -49,6 +49,10 @@ pub(super) struct SelectionAnswer<'a> {
     effective_prefill_tokens: u64,
     /// Active blocks of the selected rank with this request on it.
     potential_decode_blocks: u64,
+    /// Whether those are more than the configured share of the worker's blocks; omitted where either
+    /// is not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    decode_busy: Option<bool>,
     /// With `advisory` only.
     #[serde(skip_serializing_if = "Option::is_none")]
     worker_load: Option<WorkerLoadAnswer>,
@@ -87,11 +91,13 @@ struct DeviceTokens<'a> {
 #[derive(Clone, Copy, Debug, Serialize, ToSchema)]
 pub(super) struct WorkerLoadAnswer {
     pub(super) active_prefill_tokens: u64,
-    /// `max_num_batched_tokens` of the worker.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) prefill_token_capacity: Option<u64>,
+    /// `max_num_batched_tokens` of the worker, or ten million.
+    pub(super) prefill_token_capacity: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) total_kv_blocks: Option<u64>,
+    /// Whether the tokens are more than the configured share of the capacity; omitted where none is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) prefill_busy: Option<bool>,
 }
 
 /// Load held under an id.
@@ -196,6 +202,7 @@ impl<'a> SelectionAnswer<'a> {
             overlap: OverlapAnswer::new(selection),
             effective_prefill_tokens: selection.effective_prefill_tokens,
             potential_decode_blocks: selection.potential_decode_blocks,
+            decode_busy: None,
             worker_load: None,
         }
     }
@@ -207,6 +214,13 @@ impl<'a> SelectionAnswer<'a> {
             sequence_hashes: (!hashes.is_empty()).then_some(Signed(hashes)),
             isl_tokens: Some(selection.isl_tokens),
             track_prefill_tokens: Some(selection.track_prefill_tokens),
+            ..self
+        }
+    }
+
+    pub(super) fn with_decode_busy(self, decode_busy: Option<bool>) -> Self {
+        Self {
+            decode_busy,
             ..self
         }
     }

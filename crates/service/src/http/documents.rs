@@ -256,4 +256,7 @@ struct Watermark {
     worker_id: u64,
     dp_rank: u32,
     last_sequence: u64,
+    /// The engine's blocks have another size: those of this rank are cut again, and may have names
+    /// that the engine does not know. Omitted where they are not.
+    recut: Option<bool>,
 }

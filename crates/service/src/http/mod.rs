@@ -45,10 +45,21 @@ pub struct Config {
     /// Longest wait for a whole body.
     pub body_timeout: Duration,
     pub access: Access,
+    pub busy: BusyThresholds,
     /// Served at `/metrics`, where there are any.
     pub metrics: Option<Arc<Registry>>,
     /// Cancelled when the program was told to stop: from then on it is not ready.
     pub stopping: CancellationToken,
+}
+
+/// From which share of what a worker can take it is called busy; where unset, nothing is said of it.
+/// Nobody is refused by it.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct BusyThresholds {
+    /// Active prefill tokens, of those that the engine computes at once.
+    pub prefill: Option<f64>,
+    /// Active blocks with the request's, of those of the worker's KV cache.
+    pub decode: Option<f64>,
 }
 
 impl Default for Config {
@@ -57,6 +68,7 @@ impl Default for Config {
             max_body_bytes: 8 << 20,
             body_timeout: Duration::from_mins(1),
             access: Access::default(),
+            busy: BusyThresholds::default(),
             metrics: None,
             stopping: CancellationToken::new(),
         }

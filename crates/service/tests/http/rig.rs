@@ -24,8 +24,14 @@ pub(crate) struct Rig {
     pub(crate) address: SocketAddr,
     pub(crate) stop: CancellationToken,
     pub(crate) serving: JoinHandle<()>,
-    client: Client<HttpConnector, Full<Bytes>>,
+    caller: Caller,
     _guard: DropGuard,
+}
+
+/// Somebody who asks one address.
+pub(crate) struct Caller {
+    address: SocketAddr,
+    client: Client<HttpConnector, Full<Bytes>>,
 }
 
 /// What the service said.
@@ -80,7 +86,7 @@ impl Rig {
             _guard: stop.clone().drop_guard(),
             stop,
             serving,
-            client: Client::builder(TokioExecutor::new()).build_http(),
+            caller: Caller::of(address),
         }
     }
 
@@ -127,6 +133,32 @@ impl Rig {
         headers: &[(&str, &str)],
         body: impl Into<Bytes>,
     ) -> Answer {
+        self.caller.send(method, path, headers, body).await
+    }
+
+    /// Active requests and prefill tokens over all partitions.
+    pub(crate) async fn totals(&self) -> (u64, u64) {
+        let loads = self.get("/loads").await;
+        assert_eq!(loads.status, 200);
+        totals_of(&loads.body)
+    }
+}
+
+impl Caller {
+    pub(crate) fn of(address: SocketAddr) -> Self {
+        Self {
+            address,
+            client: Client::builder(TokioExecutor::new()).build_http(),
+        }
+    }
+
+    pub(crate) async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: impl Into<Bytes>,
+    ) -> Answer {
         let uri = format!("http://{}{path}", self.address);
         let mut request = Request::builder().method(method).uri(uri);
         for (name, value) in headers {
@@ -145,13 +177,6 @@ impl Rig {
             body: serde_json::from_str(&text).unwrap_or_default(),
             text,
         }
-    }
-
-    /// Active requests and prefill tokens over all partitions.
-    pub(crate) async fn totals(&self) -> (u64, u64) {
-        let loads = self.get("/loads").await;
-        assert_eq!(loads.status, 200);
-        totals_of(&loads.body)
     }
 }
 

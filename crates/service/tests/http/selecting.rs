@@ -124,6 +124,18 @@ async fn an_id_is_booked_once_and_freed_once() {
 }
 
 #[tokio::test]
+async fn an_id_that_no_route_could_name_is_not_booked() {
+    let rig = Rig::with_workers(1..=1).await;
+    for path in ["/select", "/select_and_reserve"] {
+        for id in [json!(""), json!("y".repeat(257)), json!(7)] {
+            let answer = rig.post(path, asking(json!({"selection_id": id}))).await;
+            assert_eq!((answer.status, answer.param()), (400, "selection_id"));
+        }
+    }
+    assert_eq!(rig.totals().await, (0, 0));
+}
+
+#[tokio::test]
 async fn an_id_is_one_over_all_partitions() {
     let rig = Rig::with_workers(1..=1).await;
     rig.register(merged(worker(2), json!({"model_name": "n"})))

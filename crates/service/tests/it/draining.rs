@@ -24,8 +24,8 @@ impl WorkerPicker for Waiting {
         _: WorkerInputView<'_>,
     ) -> Result<usize, WorkerSelectionPolicyError> {
         // The test may be over.
-        drop(self.asked.send(()));
-        drop(self.may.lock().unwrap().recv());
+        let _ = self.asked.send(());
+        let _ = self.may.lock().unwrap().recv();
         Ok(0)
     }
 }
@@ -68,7 +68,8 @@ async fn a_removed_worker_is_draining_until_the_selections_under_way_have_ended(
     assert!(!service.has_schedulable_worker());
     assert!(service.remove_worker(1).is_err());
     let_go.send(()).unwrap();
-    assert!(selecting.await.unwrap().is_err());
+    let error = selecting.await.unwrap().unwrap_err();
+    assert_eq!(error.status_code(), 503, "{error}");
     assert_eq!(lifecycle(&service), None);
     assert!(service.workers().is_empty());
 }
