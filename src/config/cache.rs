@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use pointsman_plugin::KvRouterConfig;
-use pointsman_service::SharedCacheConfig;
+use pointsman_service::{AuditConfig, AuditMode, SharedCacheConfig};
 
 use super::reader::Values;
 
@@ -37,6 +37,18 @@ impl SharedCache {
         config.deadline = self.deadline;
         config.max_questions = self.max_questions;
         Some(config)
+    }
+}
+
+pub(super) fn audit(values: &Values) -> AuditConfig {
+    let mode = match values.text("POINTSMAN_AUDIT_CACHES").as_deref() {
+        Some("off") => AuditMode::Off,
+        Some("count") => AuditMode::Count,
+        _ => AuditMode::Quarantine,
+    };
+    AuditConfig {
+        mode,
+        ..AuditConfig::default()
     }
 }
 

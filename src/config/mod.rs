@@ -21,6 +21,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use pointsman_plugin::KvRouterConfig;
+use pointsman_service::AuditConfig;
 use pointsman_service::EventsConfig;
 
 pub(crate) use manual::{markdown, plain};
@@ -49,6 +50,7 @@ pub(crate) struct Settings {
     pub(crate) predicted_blocks_per_rank: usize,
     pub(crate) shared_cache: cache::SharedCache,
     pub(crate) events: EventsConfig,
+    pub(crate) cache_audit: AuditConfig,
     pub(crate) tokenizer: Tokenizer,
     pub(crate) serve: serve::Config,
     pub(crate) selection: Selection,
@@ -92,6 +94,7 @@ impl Settings {
                 suspect_time: values.seconds("POINTSMAN_KV_SUSPECT_SECS"),
                 ..EventsConfig::default()
             },
+            cache_audit: cache::audit(&values),
             tokenizer: Tokenizer {
                 dir: values.path("POINTSMAN_TOKENIZER_DIR"),
                 tokenize: tokenize(&values),

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 
 use pointsman_core::Reservation;
 use pointsman_plugin::WorkerWithDpRank;
-use pointsman_service::{Reserved, SelectionService};
+use pointsman_service::{CachePrediction, CacheReport, Reserved, SelectionService};
 use tracing::debug;
 
 use super::Metrics;
@@ -23,6 +23,8 @@ pub struct Charge {
     service: SelectionService,
     metrics: Metrics,
     predicted_cached_tokens: u64,
+    /// Gone where another rank served than the one that was selected.
+    prediction: Option<CachePrediction>,
     block_size: u64,
     counter: BodyCounter,
     blocks: u64,
@@ -46,6 +48,7 @@ impl Charge {
         let selection = &reserved.selected.selection;
         Self {
             predicted_cached_tokens: selection.predicted_cached_tokens,
+            prediction: Some(reserved.selected.prediction),
             block_size: u64::from(selection.block_size).max(1),
             reservation: reserved.reservation,
             picked,
@@ -63,6 +66,7 @@ impl Charge {
             return;
         }
         self.metrics.mismatches.inc();
+        self.prediction = None;
         let worker = self.service.endpoints().worker_at(served);
         let record = worker.and_then(|worker_id| self.service.worker(worker_id));
         // Which of its ranks served, nobody tells: the first stands for the worker.
@@ -110,8 +114,18 @@ impl Held for Charge {
 
 impl Drop for Charge {
     fn drop(&mut self) {
-        if let Some(reported) = self.usage.and_then(|usage| usage.cached_tokens) {
-            self.metrics.cached(self.predicted_cached_tokens, reported);
+        let Some(usage) = self.usage else { return };
+        let Some(cached_tokens) = usage.cached_tokens else {
+            return;
+        };
+        self.metrics
+            .cached(self.predicted_cached_tokens, cached_tokens);
+        if let Some(prediction) = &self.prediction {
+            let report = CacheReport {
+                cached_tokens,
+                prompt_tokens: Some(usage.prompt_tokens),
+            };
+            self.service.report_cached_tokens(prediction, report);
         }
     }
 }

@@ -243,6 +243,7 @@ async fn selection_service(
         .predicted_blocks_per_rank(settings.predicted_blocks_per_rank)
         .shared_cache(settings.shared_cache.config())
         .events(settings.events.clone())
+        .cache_audit(settings.cache_audit)
         .require_ip_endpoints(true)
         .selection_cache(settings.selection.pending)
         .reservations(settings.selection.reservations)

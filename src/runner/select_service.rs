@@ -253,6 +253,7 @@ async fn serve(checked: Checked) -> anyhow::Result<()> {
             .predicted_blocks_per_rank(settings.predicted_blocks_per_rank)
             .shared_cache(settings.shared_cache.config())
             .events(settings.events.clone())
+            .cache_audit(settings.cache_audit)
             .selection_cache(selection.pending)
             .reservations(selection.reservations)
             .indexer_peers(selection.recovery.peers.clone())

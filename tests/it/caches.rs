@@ -47,3 +47,62 @@ async fn without_events_a_prompt_returns_to_where_it_went() {
         house.freed().await;
     }
 }
+
+/// A worker that serves the completion and counts its prompt and what of it was cached.
+async fn served(house: &House, served_by: &str, prompt_tokens: u64, cached_tokens: u64) {
+    let (mut exchange, picked) = completion(house).await;
+    let address = if served_by.is_empty() {
+        &picked
+    } else {
+        served_by
+    };
+    exchange.response_from(address).await;
+    exchange.reply().await;
+    let usage = serde_json::json!({"usage": {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": 1,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+    }});
+    exchange
+        .response_body(usage.to_string().as_bytes(), true)
+        .await;
+    exchange.response_piece().await;
+    drop(exchange);
+    house.freed().await;
+}
+
+/// Agreed, over- and under-predicted, of all workers.
+fn audited(house: &House) -> [u64; 3] {
+    let mut sums = [0; 3];
+    for record in house.service.workers() {
+        for rank in record.cache_audit.values() {
+            sums[0] += rank.agreed;
+            sums[1] += rank.over_predicted;
+            sums[2] += rank.under_predicted;
+        }
+    }
+    sums
+}
+
+#[tokio::test]
+async fn what_a_response_says_was_cached_is_compared_with_the_prediction() {
+    let house = House::open().await;
+    served(&house, "", 16, 0).await;
+    assert_eq!(audited(&house), [1, 0, 0]);
+    served(&house, "", 16, 12).await;
+    assert_eq!(audited(&house), [1, 0, 1]);
+}
+
+#[tokio::test]
+async fn a_prompt_that_the_engine_counts_otherwise_is_not_compared() {
+    let house = House::open().await;
+    served(&house, "", 17, 12).await;
+    assert_eq!(audited(&house), [0, 0, 0]);
+}
+
+#[tokio::test]
+async fn a_response_of_another_worker_is_not_compared() {
+    let house = House::open().await;
+    served(&house, "10.0.0.9:8000", 16, 12).await;
+    assert_eq!(audited(&house), [0, 0, 0]);
+}

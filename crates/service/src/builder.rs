@@ -13,6 +13,7 @@ use prometheus_client::registry::Registry;
 use tokio::runtime::Handle;
 use tracing::{info, warn};
 
+use crate::audit::AuditConfig;
 use crate::error::SelectionServiceError;
 use crate::events::{EventsConfig, Subscribers};
 use crate::metrics::SelectionMetrics;
@@ -45,6 +46,7 @@ pub struct SelectionServiceBuilder {
     indexer_peers: Vec<String>,
     recovery: RecoveryConfig,
     shared_cache: Option<SharedCacheConfig>,
+    audit: AuditConfig,
     metrics: SelectionMetrics,
 }
 
@@ -68,6 +70,7 @@ impl SelectionServiceBuilder {
             indexer_peers: Vec::new(),
             recovery: RecoveryConfig::default(),
             shared_cache: None,
+            audit: AuditConfig::default(),
             metrics: SelectionMetrics::default(),
         }
     }
@@ -149,6 +152,14 @@ impl SelectionServiceBuilder {
     #[must_use]
     pub fn shared_cache(mut self, cache: Option<SharedCacheConfig>) -> Self {
         self.shared_cache = cache;
+        self
+    }
+
+    /// What is done about engines that report other cached tokens than were predicted; ranks that deliver less than
+    /// they promise are quarantined unless this says otherwise.
+    #[must_use]
+    pub fn cache_audit(mut self, audit: AuditConfig) -> Self {
+        self.audit = audit;
         self
     }
 
@@ -245,6 +256,7 @@ impl SelectionServiceBuilder {
             memory: self.memory,
             recovery,
             shared_cache: self.shared_cache,
+            audit: self.audit,
             metrics: self.metrics,
         }))
     }

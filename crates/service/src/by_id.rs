@@ -9,6 +9,7 @@ use std::time::Instant;
 use pointsman_core::{PartitionId, Reservation, SelectError, SelectionRequest};
 use pointsman_plugin::WorkerWithDpRank;
 
+use crate::audit::CachePrediction;
 use crate::error::SelectionServiceError;
 use crate::pending::{Key, PendingSelection};
 use crate::reservations::{Claim, ClaimError, Heard};
@@ -57,6 +58,7 @@ impl SelectionService {
             worker: selected.selection.worker,
             charge: selected.selection.charge(),
             looked_up: Arc::clone(&selected.selection.looked_up),
+            prediction: selected.prediction.clone(),
         };
         let key = Key {
             partition: partition.clone(),
@@ -88,7 +90,8 @@ impl SelectionService {
             id,
         };
         self.shared().pending.discard(&key);
-        self.keep(claim, reserved.reservation)?;
+        let prediction = reserved.selected.prediction.clone();
+        self.keep(claim, reserved.reservation, Some(prediction))?;
         Ok(ReservedById {
             id: key.id,
             selected: reserved.selected,
@@ -126,7 +129,7 @@ impl SelectionService {
         )?;
         pending.consume(&key, &found);
         partition.predict_chain(selection.worker, &selection.looked_up, Instant::now());
-        self.keep(claim, reservation)?;
+        self.keep(claim, reservation, Some(selection.prediction.clone()))?;
         Ok(booked)
     }
 
@@ -161,7 +164,7 @@ impl SelectionService {
             id: wanted.id,
         };
         self.shared().pending.discard(&key);
-        self.keep(claim, reservation)?;
+        self.keep(claim, reservation, None)?;
         Ok(booked)
     }
 
@@ -203,7 +206,7 @@ impl SelectionService {
         }
     }
 
-    fn hear(&self, id: &str) -> Result<Heard, SelectionServiceError> {
+    pub(crate) fn hear(&self, id: &str) -> Result<Heard, SelectionServiceError> {
         let reservations = &self.shared().reservations;
         reservations
             .hear(id, Instant::now())
@@ -228,10 +231,11 @@ impl SelectionService {
         &self,
         claim: Claim<'_>,
         reservation: Reservation,
+        prediction: Option<CachePrediction>,
     ) -> Result<(), SelectionServiceError> {
         let id = claim.id().clone();
         let worker_id = reservation.worker().worker_id;
-        claim.fulfil(reservation, Instant::now());
+        claim.fulfil(reservation, prediction, Instant::now());
         if self.shared().knows(worker_id) {
             return Ok(());
         }

@@ -7,6 +7,7 @@
 
 pub mod http;
 
+mod audit;
 mod builder;
 mod by_id;
 mod dump;
@@ -22,6 +23,7 @@ mod service;
 mod shared_cache;
 mod workers;
 
+pub use audit::{AuditConfig, AuditMode, CachePrediction, CacheReport, RankAudit, RankQuarantine};
 pub use builder::SelectionServiceBuilder;
 pub use by_id::{Booked, ExplicitReservation, ReservedById};
 pub use dump::{Dump, DumpCutShort};

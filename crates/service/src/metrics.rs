@@ -8,6 +8,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
+use crate::audit::AuditMetrics;
 use crate::events::{ClearCause, SkipReason};
 use crate::pending::PendingMetrics;
 use crate::predictions::PredictionMetrics;
@@ -28,6 +29,7 @@ pub struct SelectionMetrics {
     pub(crate) predictions: PredictionMetrics,
     pub(crate) recovery: RecoveryMetrics,
     pub(crate) shared_cache: SharedCacheMetrics,
+    pub(crate) audit: AuditMetrics,
 }
 
 /// The part that the event subscribers count.
@@ -143,6 +145,7 @@ impl SelectionMetrics {
         metrics.predictions.register(registry);
         metrics.recovery.register(registry);
         metrics.shared_cache.register(registry);
+        metrics.audit.register(registry);
         metrics
     }
 

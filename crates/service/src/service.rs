@@ -13,12 +13,12 @@ use pointsman_core::{
     Partition, PartitionId, RankLoad, Reservation, ReservationId, SelectError, Selection,
     SelectionRequest,
 };
-use pointsman_plugin::WorkerWithDpRank;
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, watch};
 use tokio::time::timeout_at;
 use tracing::{info, warn};
 
+use crate::audit::{Audit, AuditConfig, CachePrediction};
 use crate::dump;
 use crate::error::{SelectionServiceError, UnknownModel};
 use crate::metrics::SelectionMetrics;
@@ -27,8 +27,8 @@ use crate::recovery::{IndexerPeers, Recovery};
 use crate::reservations::{Reservations, ReservationsConfig};
 use crate::shared_cache::{SharedCache, SharedCacheConfig};
 use crate::workers::{
-    Catalog, EndpointTable, Lifecycle, MAX_DATA_PARALLEL_SIZE, PublishedWorker, Snapshot,
-    WorkerPatch, WorkerRecord, WorkerRegistration,
+    Catalog, EndpointTable, Lifecycle, MAX_DATA_PARALLEL_SIZE, Snapshot, WorkerPatch, WorkerRecord,
+    WorkerRegistration,
 };
 
 /// Longest reservation id that is taken, in bytes.
@@ -50,7 +50,7 @@ pub struct SelectionService {
 pub(crate) struct Shared {
     /// Writers only.
     catalog: Mutex<Catalog>,
-    published: ArcSwap<Snapshot>,
+    pub(crate) published: ArcSwap<Snapshot>,
     state: watch::Sender<ServiceState>,
     default_model: Option<String>,
     metrics: SelectionMetrics,
@@ -61,6 +61,7 @@ pub(crate) struct Shared {
     recovery: Arc<Recovery>,
     /// The one that all engines share.
     pub(crate) cache: Option<SharedCache>,
+    pub(crate) audit: Audit,
 }
 
 /// What a service remembers for callers that hold nothing but an id.
@@ -77,6 +78,7 @@ pub(crate) struct Parts {
     pub(crate) memory: Memory,
     pub(crate) recovery: Arc<Recovery>,
     pub(crate) shared_cache: Option<SharedCacheConfig>,
+    pub(crate) audit: AuditConfig,
     pub(crate) metrics: SelectionMetrics,
 }
 
@@ -98,6 +100,8 @@ pub struct Selected {
     pub selection: Selection,
     /// As registered, for example `http://10.0.0.7:8000`.
     pub endpoint: String,
+    /// To be compared with what the engine reports.
+    pub prediction: CachePrediction,
 }
 
 /// A decision whose load is held until the reservation is dropped.
@@ -130,6 +134,7 @@ impl SelectionService {
             memory,
             recovery,
             shared_cache,
+            audit,
             metrics,
         } = parts;
         let service = Self {
@@ -144,6 +149,7 @@ impl SelectionService {
                 recovery,
                 cache: shared_cache
                     .map(|config| SharedCache::new(config, metrics.shared_cache.clone())),
+                audit: Audit::new(audit, metrics.audit.clone()),
                 metrics,
             }),
         };
@@ -229,20 +235,32 @@ impl SelectionService {
 
     /// Every registered worker, by id.
     pub fn workers(&self) -> Vec<WorkerRecord> {
-        self.shared.published.load().records()
+        let records = self.shared.published.load().records();
+        let records = records.into_iter();
+        records.map(|record| self.with_audit(record)).collect()
     }
 
     /// A worker that was removed, moved or put out of service is `draining` while selections are
     /// under way that may still have it in mind; a removed one is known for as long.
     pub fn worker(&self, worker_id: u64) -> Option<WorkerRecord> {
-        self.shared.published.load().record(worker_id)
+        let record = self.shared.published.load().record(worker_id);
+        record.map(|record| self.with_audit(record))
     }
 
     /// The worker as it is registered now, whoever may still have it in mind.
     pub(crate) fn registered(&self, worker_id: u64) -> Option<WorkerRecord> {
         let snapshot = self.shared.published.load();
-        let worker = snapshot.workers.get(&worker_id);
-        worker.map(PublishedWorker::record)
+        let worker = snapshot.workers.get(&worker_id)?;
+        Some(self.with_audit(worker.record()))
+    }
+
+    fn with_audit(&self, record: WorkerRecord) -> WorkerRecord {
+        let (worker_id, ranks) = (record.worker_id(), record.registration.ranks());
+        let audit = &self.shared.audit;
+        WorkerRecord {
+            cache_audit: audit.of_worker(worker_id, ranks, Instant::now()),
+            ..record
+        }
     }
 
     /// The schedulable workers and their addresses as of now.
@@ -278,14 +296,10 @@ impl SelectionService {
     ) -> Result<Selected, SelectionServiceError> {
         self.ask_shared_cache(partition, &mut request).await;
         let select = |partition: &Partition, request: &SelectionRequest| {
-            partition.select(request, Instant::now())
+            Ok((partition.select(request, Instant::now())?, ()))
         };
-        let outcome = self
-            .place(partition, request, select, |selection| selection.worker)
-            .map(|(selection, endpoint)| Selected {
-                selection,
-                endpoint,
-            });
+        let outcome = self.place(partition, request, select);
+        let outcome = outcome.map(|(selected, ())| selected);
         self.count(outcome.as_ref().err());
         outcome
     }
@@ -364,18 +378,14 @@ impl SelectionService {
         checked_id(&id)?;
         let id = ReservationId::from(id);
         let reserve = |partition: &Partition, request: &SelectionRequest| {
-            partition.select_and_reserve(request, id.clone(), Instant::now())
+            let reserved = partition.select_and_reserve(request, id.clone(), Instant::now())?;
+            Ok((reserved.selection, reserved.reservation))
         };
-        let (reserved, endpoint) = self.place(partition, request, reserve, |reserved| {
-            reserved.selection.worker
-        })?;
+        let (selected, reservation) = self.place(partition, request, reserve)?;
         self.shared.metrics.reservations.inc();
         Ok(Reserved {
-            selected: Selected {
-                selection: reserved.selection,
-                endpoint,
-            },
-            reservation: reserved.reservation,
+            selected,
+            reservation,
         })
     }
 
@@ -385,16 +395,20 @@ impl SelectionService {
         &self,
         id: &PartitionId,
         mut request: SelectionRequest,
-        choose: impl Fn(&Partition, &SelectionRequest) -> Result<T, SelectError>,
-        worker: impl Fn(&T) -> WorkerWithDpRank,
-    ) -> Result<(T, String), SelectionServiceError> {
+        choose: impl Fn(&Partition, &SelectionRequest) -> Result<(Selection, T), SelectError>,
+    ) -> Result<(Selected, T), SelectionServiceError> {
         for _ in 0..PLACE_ATTEMPTS {
             // Held until the choice is made: it shows that one is under way.
             let (partition, _under_way) = self.partition(id)?;
-            let chosen = choose(&partition, &request)?;
+            let (selection, held) = choose(&partition, &request)?;
             let snapshot = self.shared.published.load();
-            if let Some(endpoint) = snapshot.endpoints.endpoint(worker(&chosen).worker_id) {
-                return Ok((chosen, endpoint.url.clone()));
+            if let Some(endpoint) = snapshot.endpoints.endpoint(selection.worker.worker_id) {
+                let selected = Selected {
+                    prediction: CachePrediction::new(partition, &selection, Instant::now()),
+                    selection,
+                    endpoint: endpoint.url.clone(),
+                };
+                return Ok((selected, held));
             }
             let known = snapshot.endpoints.iter().map(|(worker_id, _)| worker_id);
             request.allowed_worker_ids = Some(match request.allowed_worker_ids.take() {
@@ -492,6 +506,7 @@ impl SelectionService {
             .collect();
         if !removed.is_empty() {
             self.shared.reservations.orphan(&removed);
+            self.shared.audit.forget(&removed);
         }
         Ok(outcome)
     }
@@ -524,6 +539,7 @@ impl Shared {
         for partition in published.partitions.values() {
             partition.expire_predictions(now);
         }
+        self.pass_audit(now);
         let stats = published.partitions.values();
         self.metrics
             .predictions

@@ -91,4 +91,11 @@ pub(super) const CACHE: &[Setting] = &[
         "60",
         "How long blocks are believed that may be stale, as after a lost connection or a gap in the events, unless the engine names them again.",
     ),
+    used(
+        "router.cache_audit",
+        "POINTSMAN_AUDIT_CACHES",
+        Choice(&["off", "count", "quarantine"]),
+        "quarantine",
+        "What is done where an engine reports fewer cached tokens than its events promise: nothing, count it, or also believe less of that rank until its cache was read again.",
+    ),
 ];

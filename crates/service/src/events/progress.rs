@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
+use tokio::sync::Notify;
+
 use crate::workers::RankEvents;
 
 /// Facts about one stream. Each is exact by itself; together they may be a moment apart.
@@ -16,6 +18,7 @@ pub(crate) struct RankProgress {
     block_size_mismatches: AtomicU64,
     /// 0 is none: no event of that size is told of here.
     foreign_block_size: AtomicU32,
+    read_again: Notify,
 }
 
 impl RankProgress {
@@ -43,6 +46,15 @@ impl RankProgress {
         };
         count.fetch_add(1, Ordering::Relaxed);
         self.foreign_block_size.swap(found, Ordering::Relaxed) != found
+    }
+
+    /// Asks the subscriber to believe nothing that it holds, and to read it again from the engine.
+    pub(crate) fn ask_to_read_again(&self) {
+        self.read_again.notify_one();
+    }
+
+    pub(super) async fn asked_to_read_again(&self) {
+        self.read_again.notified().await;
     }
 
     pub(crate) fn report(&self) -> RankEvents {

@@ -230,6 +230,25 @@ impl Stream {
         }
     }
 
+    /// What is held has turned out to be wrong. It is doubted and read again from number 0 or, where no replay can be
+    /// asked for, forgotten. A replay under way is left to end first.
+    pub(super) fn read_again(&mut self, now: Instant, actions: &mut Actions) {
+        if matches!(self.phase, Phase::Replaying(_)) {
+            return;
+        }
+        if self.can_replay {
+            self.start_doubt(true, now, actions);
+            // A connection that is lost meanwhile must not end the reading.
+            self.trouble.get_or_insert(Trouble {
+                since: now,
+                attempts: 0,
+            });
+            self.replay(Purpose::Rebuild, 0, actions);
+        } else {
+            self.clear(ClearCause::Wrong, actions);
+        }
+    }
+
     /// When `woke` must be called, if at all.
     pub(super) fn wake_at(&self) -> Option<Instant> {
         let due = match self.phase {

@@ -171,6 +171,7 @@ impl Subscriber {
         self.stream.connected(Instant::now(), &mut self.actions);
         self.act().await;
         let mut heard_at = Instant::now();
+        let progress = Arc::clone(&self.progress);
         loop {
             let wake_at = self.stream.wake_at();
             let silent_at = heard_at + self.config.silence;
@@ -192,6 +193,9 @@ impl Subscriber {
                     }
                 }
                 reply = next_reply(self.replay.as_mut()) => self.hear_replay(reply),
+                () = progress.asked_to_read_again() => {
+                    self.stream.read_again(Instant::now(), &mut self.actions);
+                }
                 () = sleep_until(wake_at.unwrap_or(silent_at).into()), if wake_at.is_some() => {
                     self.stream.woke(Instant::now(), &mut self.actions);
                 }

@@ -187,6 +187,7 @@ impl<'a> SelectionAnswer<'a> {
         let Selected {
             selection,
             endpoint,
+            ..
         } = selected;
         Self {
             selection_id,

@@ -138,6 +138,13 @@ pub(super) struct ReserveFields {
     expected_output_tokens: Option<u32>,
 }
 
+/// The prompt is computed.
+#[derive(ToSchema)]
+pub(super) struct PrefillCompleteFields {
+    /// Tokens of the prompt that the engine found in its cache, as it reports in its usage.
+    cached_tokens: Option<u64>,
+}
+
 /// One more block of output.
 #[derive(ToSchema)]
 pub(super) struct OutputBlockFields {

@@ -142,6 +142,15 @@ pub(super) fn decay_fraction(body: &Bytes) -> Result<Option<f64>, Refusal> {
     Ok(fraction)
 }
 
+/// The `cached_tokens` that an engine reports when the prompt is computed; the body may be missing.
+pub(super) fn cached_tokens(body: &Bytes) -> Result<Option<u64>, Refusal> {
+    if body.is_empty() {
+        return Ok(None);
+    }
+    let object = Object::parse(body, &[])?;
+    Ok(object.get("cached_tokens")?)
+}
+
 /// The `endpoint` of a peer.
 pub(super) fn peer_endpoint(body: &Bytes) -> Result<String, Refusal> {
     let object = Object::parse(body, &[])?;

@@ -8,9 +8,10 @@ use axum::response::Response;
 use super::Api;
 use super::answer::{DONE, Done, ReservationAnswer};
 use super::body::{JsonBody, OptionalJson};
-use super::documents::{OutputBlockFields, ReserveFields};
+use super::documents::{OutputBlockFields, PrefillCompleteFields, ReserveFields};
 use super::error::{ErrorBody, Refusal, json};
-use super::request::{ReserveCall, decay_fraction};
+use super::request::{ReserveCall, cached_tokens, decay_fraction};
+use crate::audit::CacheReport;
 
 /// Charges what was selected under the id, or, with a `worker_id`, what the body says.
 #[utoipa::path(post, path = "/reservations", tag = "reservations", request_body = ReserveFields,
@@ -38,16 +39,26 @@ pub(super) async fn reserve(
     Ok(json(StatusCode::CREATED, &answer))
 }
 
-/// The prompt is computed: its tokens are no longer charged. Again, it does nothing.
+/// The prompt is computed: its tokens are no longer charged. Again, it does nothing. What the engine reports as cached
+/// is compared with what was predicted, once.
 #[utoipa::path(post, path = "/reservations/{selection_id}/prefill_complete", tag = "reservations",
-    params(("selection_id" = String, Path)),
+    params(("selection_id" = String, Path)), request_body = Option<PrefillCompleteFields>,
     responses((status = 200, description = "Done", body = Done)))]
 pub(super) async fn prefill_complete(
     State(api): State<Api>,
     id: Result<Path<String>, PathRejection>,
-    OptionalJson(_): OptionalJson,
+    OptionalJson(body): OptionalJson,
 ) -> Result<Response, Refusal> {
-    api.service.prefill_complete(&id_of(id)?)?;
+    let cached_tokens = cached_tokens(&body)?;
+    let id = id_of(id)?;
+    api.service.prefill_complete(&id)?;
+    if let Some(cached_tokens) = cached_tokens {
+        let report = CacheReport {
+            cached_tokens,
+            prompt_tokens: None,
+        };
+        api.service.report_cached_tokens_of(&id, report)?;
+    }
     Ok(json(StatusCode::OK, &DONE))
 }
 

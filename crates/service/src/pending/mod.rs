@@ -14,6 +14,8 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
+use crate::audit::CachePrediction;
+
 /// What an entry takes beside its texts and hashes.
 const ENTRY_BYTES: usize = 256;
 
@@ -51,6 +53,7 @@ pub(crate) struct PendingSelection {
     pub(crate) charge: Charge,
     /// What the index was asked by, where what is routed is believed in.
     pub(crate) looked_up: Arc<[SequenceHash]>,
+    pub(crate) prediction: CachePrediction,
 }
 
 /// A pending selection as it was found: a later one of the same id is another.

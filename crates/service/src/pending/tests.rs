@@ -1,4 +1,9 @@
+use std::num::NonZeroU32;
+
 use pointsman_core::hash::SequenceHash;
+use pointsman_core::{Partition, PartitionConfig, SelectionRequest, WorkerEntry};
+use pointsman_plugin::default_policy::default_factory;
+use pointsman_plugin::{KvRouterConfig, WorkerType};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -12,10 +17,25 @@ fn key(id: &str) -> Key {
 }
 
 fn of_worker(worker_id: u64) -> PendingSelection {
+    let config = PartitionConfig::new(
+        KvRouterConfig::default(),
+        WorkerType::Aggregated,
+        default_factory(),
+        NonZeroU32::new(16).unwrap(),
+    );
+    let partition = Partition::new(PartitionId::new("m", "default"), config);
+    partition.set_workers(vec![WorkerEntry {
+        worker_id,
+        rank_count: 1,
+        ..WorkerEntry::default()
+    }]);
+    let now = Instant::now();
+    let selection = partition.select(&SelectionRequest::default(), now).unwrap();
     PendingSelection {
-        worker: WorkerWithDpRank::from_worker_id(worker_id),
+        worker: selection.worker,
         charge: Charge::default(),
         looked_up: Arc::default(),
+        prediction: CachePrediction::new(Arc::new(partition), &selection, now),
     }
 }
 

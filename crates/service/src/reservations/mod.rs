@@ -14,6 +14,8 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
+use crate::audit::CachePrediction;
+
 /// Bounds on reservations known by id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReservationsConfig {
@@ -67,6 +69,8 @@ struct Entry {
     heard_at: Instant,
     check_at: Option<Instant>,
     phase: Phase,
+    /// Until its engine reports.
+    prediction: Option<CachePrediction>,
 }
 
 #[derive(Debug)]
@@ -123,6 +127,7 @@ impl Reservations {
             heard_at: now,
             check_at: None,
             phase: Phase::Claimed,
+            prediction: None,
         };
         state.entries.insert(Arc::clone(&shared), entry);
         self.measure(&state);
@@ -143,6 +148,12 @@ impl Reservations {
             Phase::Charged(reservation) => Some(Heard::Charged(reservation.handle())),
             Phase::Orphaned => Some(Heard::Orphaned),
         }
+    }
+
+    /// What was predicted of a reservation: told once.
+    pub(crate) fn take_prediction(&self, id: &str) -> Option<CachePrediction> {
+        let mut state = self.lock();
+        state.entries.get_mut(id)?.prediction.take()
     }
 
     /// Frees a reservation. False where no such id is held.
@@ -240,12 +251,18 @@ impl Claim<'_> {
     }
 
     /// From now on the reservation is held by its id.
-    pub(crate) fn fulfil(self, reservation: Reservation, now: Instant) {
+    pub(crate) fn fulfil(
+        self,
+        reservation: Reservation,
+        prediction: Option<CachePrediction>,
+        now: Instant,
+    ) {
         let id: Arc<str> = self.id.as_str().into();
         let mut state = self.of.lock();
         if let Some(entry) = state.entries.get_mut(&id) {
             entry.heard_at = now;
             entry.phase = Phase::Charged(reservation);
+            entry.prediction = prediction;
         }
         state.check_again(&id, now.checked_add(self.of.config.silence));
     }

@@ -72,6 +72,12 @@ impl PublishedWorker {
         }
     }
 
+    /// Whether it belongs to this partition, schedulable or not.
+    pub(crate) fn serves(&self, partition: &PartitionId) -> bool {
+        self.registration.model_name == partition.model_name
+            && self.registration.routing_group == partition.routing_group
+    }
+
     pub(crate) fn record(&self) -> WorkerRecord {
         let kv_events: BTreeMap<u32, RankEvents> = self
             .progress
@@ -87,6 +93,7 @@ impl PublishedWorker {
                 .filter_map(|(&dp_rank, events)| self.warning(dp_rank, events))
                 .collect(),
             kv_events,
+            cache_audit: BTreeMap::new(),
         }
     }
 }

@@ -9,6 +9,8 @@ use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
 
+use crate::audit::RankAudit;
+
 /// The most data-parallel ranks that one worker may have.
 pub const MAX_DATA_PARALLEL_SIZE: u32 = 4096;
 
@@ -269,6 +271,10 @@ pub struct WorkerRecord {
     pub warnings: Vec<String>,
     /// Per rank; empty where no events are known of, and the worker is routed by load alone.
     pub kv_events: BTreeMap<u32, RankEvents>,
+    /// Per rank: how the cached tokens that its engine reports compare with what its events promise; without the ranks
+    /// of which nothing was reported.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub cache_audit: BTreeMap<u32, RankAudit>,
 }
 
 impl WorkerRecord {

@@ -245,3 +245,69 @@ async fn too_many_reservations_are_refused() {
         .await;
     assert_eq!(room.status, 200);
 }
+
+/// What `/workers` shows of the audit of the only worker's rank.
+async fn audited(rig: &Rig) -> Value {
+    let workers = rig.get("/workers").await;
+    workers.body[0]["cache_audit"]["0"].clone()
+}
+
+async fn complete(rig: &Rig, id: &str, body: Value) -> u16 {
+    let path = format!("/reservations/{id}/prefill_complete");
+    rig.post(&path, body).await.status
+}
+
+#[tokio::test]
+async fn what_an_engine_found_cached_is_compared_once() {
+    let rig = Rig::with_workers(1..=1).await;
+    rig.post("/select_and_reserve", asking(json!({"selection_id": "x"})))
+        .await;
+    assert_eq!(audited(&rig).await, Value::Null);
+    for _ in 0..2 {
+        assert_eq!(complete(&rig, "x", json!({"cached_tokens": 16})).await, 200);
+    }
+    let expected = json!({"agreed": 1, "over_predicted": 0, "under_predicted": 0});
+    assert_eq!(audited(&rig).await, expected);
+}
+
+#[tokio::test]
+async fn a_selection_that_was_reserved_later_is_compared_too() {
+    let rig = Rig::with_workers(1..=1).await;
+    rig.post("/select", asking(json!({"selection_id": "x"})))
+        .await;
+    let booked = json!({"model_name": "m", "selection_id": "x"});
+    assert_eq!(rig.post("/reservations", booked).await.status, 201);
+    assert_eq!(complete(&rig, "x", json!({"cached_tokens": 64})).await, 200);
+    assert_eq!(audited(&rig).await["under_predicted"], 1);
+}
+
+#[tokio::test]
+async fn a_report_with_nothing_to_compare_it_with_is_taken() {
+    let rig = Rig::with_workers(1..=1).await;
+    rig.post("/reservations", explicit("x", json!({}))).await;
+    for body in [
+        json!({"cached_tokens": 16}),
+        json!({"cached_tokens": null}),
+        json!({}),
+    ] {
+        assert_eq!(complete(&rig, "x", body).await, 200);
+    }
+    assert_eq!(audited(&rig).await, Value::Null);
+    assert_eq!(
+        complete(&rig, "nope", json!({"cached_tokens": 16})).await,
+        404
+    );
+}
+
+#[tokio::test]
+async fn cached_tokens_are_a_whole_number() {
+    let rig = Rig::with_workers(1..=1).await;
+    rig.post("/select_and_reserve", asking(json!({"selection_id": "x"})))
+        .await;
+    for wrong in [json!(-1), json!("16"), json!(1.5), json!([])] {
+        let body = json!({"cached_tokens": wrong});
+        let answer = rig.post("/reservations/x/prefill_complete", body).await;
+        assert_eq!((answer.status, answer.param()), (400, "cached_tokens"));
+    }
+    assert_eq!(rig.totals().await, (1, 128), "nothing was done");
+}

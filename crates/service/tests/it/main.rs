@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod audit;
 mod cases;
 mod catalog;
 mod draining;

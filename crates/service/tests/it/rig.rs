@@ -44,11 +44,21 @@ impl Rig {
 
     /// The value of a metric by its exported name and labels; 0 where it has none yet.
     pub(crate) fn metric(&self, name: &str) -> u64 {
-        let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, &self.registry).unwrap();
-        text.lines()
+        self.metrics()
+            .lines()
             .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))
             .map_or(0, |value| value.parse().unwrap())
+    }
+
+    /// Whether the metrics have this line.
+    pub(crate) fn shows(&self, wanted: &str) -> bool {
+        self.metrics().lines().any(|line| line == wanted)
+    }
+
+    fn metrics(&self) -> String {
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &self.registry).unwrap();
+        text
     }
 
     pub(crate) async fn pinned(

@@ -61,6 +61,8 @@ pub(crate) enum ClearCause {
     Rebuild,
     /// The task of the stream failed and begins anew.
     Failure,
+    /// What was held was found wrong, and cannot be read again.
+    Wrong,
 }
 
 impl ClearCause {
@@ -71,6 +73,7 @@ impl ClearCause {
             Self::Unreachable => "unreachable",
             Self::Rebuild => "rebuild",
             Self::Failure => "failure",
+            Self::Wrong => "wrong",
         }
     }
 }

@@ -85,6 +85,11 @@ impl Rig {
         self.connected()
     }
 
+    fn read_again(&mut self) -> Vec<String> {
+        self.stream.read_again(self.now, &mut self.actions);
+        self.told()
+    }
+
     fn woke_after(&mut self, wait: Duration) -> Vec<String> {
         self.now += wait;
         self.stream.woke(self.now, &mut self.actions);
@@ -397,4 +402,44 @@ fn frames_that_wait_are_bounded_and_none_is_dropped() {
     rig.replayed(frame(1));
     assert_eq!(rig.ended(COMPLETE), ["+2", "+3", "+4", "+5"]);
     assert!(!rig.stream.is_holding_full());
+}
+
+#[test]
+fn what_was_found_wrong_is_doubted_and_replaced_by_a_replay_from_the_first_number() {
+    let mut rig = Rig::after(true, 3);
+    assert_eq!(rig.read_again(), ["doubt", "replay 0"]);
+    assert_eq!(rig.live(frame(3)), ["+3"], "until there is an answer");
+    assert_eq!(rig.replayed(frame(0)), ["clear rebuild", "*0"]);
+    assert_eq!(rig.replayed(frame(1)), ["*1"]);
+    assert!(rig.live(frame(4)).is_empty());
+    assert_eq!(rig.replayed(frame(2)), ["*2"]);
+    assert_eq!(rig.replayed(frame(3)), ["*3"]);
+    assert_eq!(rig.ended(COMPLETE), ["drop", "+4"]);
+    assert!(!rig.stream.is_suspect());
+}
+
+#[test]
+fn what_was_found_wrong_and_cannot_be_read_again_is_forgotten() {
+    let mut rig = Rig::after(false, 3);
+    assert_eq!(rig.read_again(), ["clear wrong"]);
+    assert_eq!(rig.live(frame(3)), ["+3"]);
+    assert_eq!(rig.live(frame(5)), ["gap", "doubt", "+5"]);
+}
+
+#[test]
+fn a_replay_under_way_is_not_interrupted_to_read_again() {
+    let mut rig = Rig::after(true, 1);
+    rig.live(frame(2));
+    assert!(rig.read_again().is_empty());
+    assert_eq!(rig.replayed(frame(1)), ["*1"]);
+    assert_eq!(rig.ended(COMPLETE), ["+2"]);
+}
+
+#[test]
+fn a_reading_that_fails_is_tried_again() {
+    let mut rig = Rig::after(true, 2);
+    rig.read_again();
+    assert!(rig.ended(FAILED).is_empty());
+    assert!(rig.stream.is_suspect());
+    assert_eq!(rig.woke_after(Duration::from_secs(1)), ["replay 0"]);
 }

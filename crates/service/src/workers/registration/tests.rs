@@ -68,6 +68,7 @@ fn a_record_shows_its_registration_its_lifecycle_and_reasons_where_it_has_some()
         lifecycle: Lifecycle::Incomplete,
         not_schedulable_reasons: reasons.iter().map(|&reason| reason.to_owned()).collect(),
         kv_events: BTreeMap::new(),
+        cache_audit: BTreeMap::new(),
     };
     let shown = serde_json::to_value(record(&["endpoint is required"])).unwrap();
     assert_eq!(

@@ -153,6 +153,7 @@ fn run_faults(seed: u64, can_replay: bool) {
                 answer(&mut stream, &engine, &mut index, now, cut);
             }
             30..40 => stream.woke(now, &mut actions),
+            98.. => stream.read_again(now, &mut actions),
             event => {
                 let frame = engine.step(&mut random, buffer_size);
                 if event < 90 {
