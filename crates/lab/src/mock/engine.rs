@@ -153,6 +153,8 @@ pub(super) struct Engine {
     prefix_queries: u64,
     prefix_hits: u64,
     preemptions: u64,
+    /// A fault: nothing cached is ever found.
+    cache_unused: bool,
 }
 
 impl Engine {
@@ -168,6 +170,7 @@ impl Engine {
             prefix_queries: 0,
             prefix_hits: 0,
             preemptions: 0,
+            cache_unused: false,
         }
     }
 
@@ -254,6 +257,11 @@ impl Engine {
         self.cache.clear()
     }
 
+    /// From now on no request finds anything cached, or does again; what is stored and announced stays as it is.
+    pub(super) fn leave_cache_unused(&mut self, unused: bool) {
+        self.cache_unused = unused;
+    }
+
     /// A new process: no requests, no cache, no event about either.
     pub(super) fn restart(&mut self) {
         self.waiting.clear();
@@ -323,7 +331,11 @@ impl Engine {
                 return;
             };
             // The last token is computed always: its logits are what the answer starts from.
-            let reusable = (sequence.tokens.len() - 1) / block_size;
+            let reusable = if self.cache_unused {
+                0
+            } else {
+                (sequence.tokens.len() - 1) / block_size
+            };
             let hits = self.cache.prefix(&sequence.hashes[..reusable]);
             let copied = self
                 .cache

@@ -16,6 +16,8 @@ pub struct FaultRequest {
     pub events: EventFaults,
     /// Faults of answers.
     pub http: HttpFaults,
+    /// Faults of the prefix cache, of every rank.
+    pub cache: CacheFaults,
     /// Restart the engines at once: requests are cut, the cache is empty, sequence numbers begin at 0 again.
     pub restart: bool,
 }
@@ -36,6 +38,15 @@ pub struct EventFaults {
     pub delay_ms: Option<u64>,
     /// Topic of batches from now on, in place of the configured one: that of another model, say.
     pub topic: Option<String>,
+}
+
+/// What is wrong with the prefix cache from now on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct CacheFaults {
+    /// Every prompt is computed whole. Blocks are kept and announced as ever, so that events promise what no request
+    /// gets.
+    pub unused: Option<bool>,
 }
 
 /// Faults of the answers to completion and render requests.

@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 
 pub use engine::EngineConfig;
 pub use events::{CacheGroups, EventForm, HashForm};
-pub use fault::{EventFaults, FAULT_HEADER, FaultRequest, HttpFaults};
+pub use fault::{CacheFaults, EventFaults, FAULT_HEADER, FaultRequest, HttpFaults};
 pub use metrics::MetricsDialect;
 pub use prompt::{PromptError, PromptTokens};
 pub use publisher::REPLAY_BATCHES;
@@ -204,6 +204,8 @@ fn port(base: u16, offset: u32) -> Result<u16, StartError> {
         .map_err(|_| StartError::BadConfig("the fleet's ports go beyond 65535"))
 }
 
+#[cfg(test)]
+mod lying_tests;
 #[cfg(test)]
 mod tests;
 

@@ -25,6 +25,7 @@ enum Command {
     ResetCache {
         done: oneshot::Sender<bool>,
     },
+    LeaveCacheUnused(bool),
     Restart,
 }
 
@@ -101,6 +102,12 @@ impl Rank {
         let (done, answer) = oneshot::channel();
         let sent = self.commands.send(Command::ResetCache { done }).await;
         sent.is_ok() && answer.await.unwrap_or(false)
+    }
+
+    /// From now on no request finds anything cached, or does again.
+    pub(super) async fn leave_cache_unused(&self, unused: bool) {
+        // A rank that is gone uses nothing.
+        let _ = self.commands.send(Command::LeaveCacheUnused(unused)).await;
     }
 
     pub(super) async fn restart(&self) {
@@ -208,6 +215,7 @@ impl Driver {
             Command::ResetCache { done } => {
                 let _ = done.send(self.engine.reset_cache());
             }
+            Command::LeaveCacheUnused(unused) => self.engine.leave_cache_unused(unused),
             Command::Restart => {
                 self.engine.restart();
                 self.clients.clear();

@@ -295,6 +295,10 @@ impl Core {
         }
         for rank in &self.ranks {
             rank.publisher.add_faults(&request.events, request.clear);
+            let unused = request.cache.unused.or(request.clear.then_some(false));
+            if let Some(unused) = unused {
+                rank.leave_cache_unused(unused).await;
+            }
             if request.restart {
                 rank.restart().await;
             }
