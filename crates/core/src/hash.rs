@@ -6,10 +6,17 @@
 
 use std::num::NonZeroU32;
 
-use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
+use xxhash_rust::const_xxh3::const_custom_default_secret;
+use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_secret, xxh3_64_with_seed};
 
 /// The seed of plain block hashes and, always, of the chain.
 const CHAIN_SEED: u64 = 1337;
+
+/// Inputs above this many bytes are hashed with a secret that is derived from the seed, which costs
+/// as much as hashing a block: it is derived once for all blocks of a prompt.
+const SEEDED_BYTES: usize = 240;
+const SECRET_BYTES: usize = 192;
+const CHAIN_SECRET: [u8; SECRET_BYTES] = const_custom_default_secret(CHAIN_SEED);
 
 /// Names the tokens of one block.
 #[repr(transparent)]
@@ -63,6 +70,13 @@ impl HashSeed {
     /// The seed as a number.
     pub fn get(self) -> u64 {
         self.0
+    }
+
+    fn secret(self) -> [u8; SECRET_BYTES] {
+        if self.0 == CHAIN_SEED {
+            return CHAIN_SECRET;
+        }
+        const_custom_default_secret(self.0)
     }
 }
 
@@ -169,6 +183,48 @@ pub fn media_hash(id: &str) -> Option<u64> {
 /// Visits the block hashes of the complete blocks of `tokens`, for callers that keep them in a form
 /// of their own; `media` as for [`prompt_hashes`].
 pub fn for_each_block(
+    tokens: &[u32],
+    layout: HashLayout,
+    seed: HashSeed,
+    media: &[Vec<u64>],
+    visit: impl FnMut(BlockHash),
+) {
+    let is_plain = !layout.eagle && media.is_empty();
+    match layout.block_size.get() {
+        16 if is_plain => for_each_of::<16>(tokens, seed, visit),
+        32 if is_plain => for_each_of::<32>(tokens, seed, visit),
+        64 if is_plain => for_each_of::<64>(tokens, seed, visit),
+        128 if is_plain => for_each_of::<128>(tokens, seed, visit),
+        _ => for_each_window(tokens, layout, seed, media, visit),
+    }
+}
+
+/// Blocks of the usual sizes: their length is known here, so nothing is copied byte by byte.
+fn for_each_of<const SIZE: usize>(
+    tokens: &[u32],
+    seed: HashSeed,
+    mut visit: impl FnMut(BlockHash),
+) {
+    let (blocks, _) = tokens.as_chunks::<SIZE>();
+    if SIZE * 4 > SEEDED_BYTES {
+        let secret = seed.secret();
+        for block in blocks {
+            let bytes = block.map(u32::to_le_bytes);
+            visit(BlockHash(xxh3_64_with_secret(
+                bytes.as_flattened(),
+                &secret,
+            )));
+        }
+        return;
+    }
+    for block in blocks {
+        let bytes = block.map(u32::to_le_bytes);
+        visit(BlockHash(xxh3_64_with_seed(bytes.as_flattened(), seed.0)));
+    }
+}
+
+/// Blocks of any size, bigrams and media.
+fn for_each_window(
     tokens: &[u32],
     layout: HashLayout,
     seed: HashSeed,
@@ -343,6 +399,23 @@ mod tests {
             ]
             .map(BlockHash)
         );
+    }
+
+    #[test]
+    fn the_usual_block_sizes_are_hashed_like_any_other() {
+        let tokens: Vec<u32> = (0..1_000_u32)
+            .map(|at| at.wrapping_mul(2_654_435_761))
+            .collect();
+        for size in [16, 32, 64, 128] {
+            for seed in [HashSeed::default(), HashSeed::new(None, Some("tenant"))] {
+                let mut general = Vec::new();
+                let layout = layout(size, false);
+                for_each_window(&tokens, layout, seed, &[], |block| general.push(block));
+                let hashes = prompt_hashes(&tokens, layout, seed, &[]);
+                assert_eq!(hashes.block_hashes, general, "{size} {seed:?}");
+                assert!(!general.is_empty());
+            }
+        }
     }
 
     #[test]
