@@ -3,7 +3,7 @@
 use hashbrown::HashMap;
 
 use super::names::Names;
-use super::strand::{Block, Change, Holders, Place, Strand, Stretch};
+use super::strand::{Block, Change, Holders, MAX_BLOCKS, Place, Strand, Stretch};
 use crate::hash::SequenceHash;
 use crate::ranks::RankSlot;
 use crate::tier::Tier;
@@ -66,9 +66,8 @@ impl Chains {
 
     /// The block the table has under a name.
     pub(super) fn named(&self, name: u64) -> Option<Place> {
-        self.names.get(name, |place| {
-            self.block(place).is_some_and(|block| block.name == name)
-        })
+        self.names
+            .get(name, |place| is_named(&self.strands, place, name))
     }
 
     /// Where the block of `sequence` is, or belongs, behind `previous`.
@@ -114,42 +113,54 @@ impl Chains {
                 let parent = behind
                     .sequence
                     .map(|sequence| (behind.place.unwrap_or(Place::NOWHERE), sequence));
-                self.heads.insert(block.sequence, id);
                 let strand = &mut self.strands[index(id)];
                 *strand = Strand::default();
                 strand.parent = parent;
                 strand.depth = behind.depth;
                 strand.reserve(more);
-                at(id, strand.push(block))
+                let place = at(id, strand.push(block));
+                self.heads.insert(block.sequence, id);
+                place
             }
         }
+    }
+
+    /// Appends blocks behind the last one of a strand, names and all, as far as both the blocks and
+    /// the names are new and there is room; how many. Nobody holds them yet.
+    pub(super) fn append(&mut self, id: u32, blocks: &[Block]) -> u16 {
+        let before = self.strand(id).end();
+        let room = MAX_BLOCKS - usize::from(before);
+        let mut end = before;
+        for block in &blocks[..room.min(blocks.len())] {
+            if block.name == 0 || self.heads.contains_key(&block.sequence) {
+                break;
+            }
+            let strands = &self.strands;
+            let is = |place| is_named(strands, place, block.name);
+            if !self.names.insert(block.name, at(id, end), is) {
+                break;
+            }
+            self.strands[index(id)].push(*block);
+            end += 1;
+        }
+        end - before
     }
 
     /// Gives a block a name in the table, if that is free.
     pub(super) fn name(&mut self, place: Place, name: u64) -> bool {
         let strands = &self.strands;
-        let is_free = self.names.insert(name, place, |place| {
-            let block = strands[index(place.strand)].get(u16::from(place.offset));
-            block.is_some_and(|block| block.name == name)
-        });
+        let is = |place| is_named(strands, place, name);
+        let is_free = self.names.insert(name, place, is);
         if is_free {
             self.strands[index(place.strand)].set_name(place.offset, name);
         }
         is_free
     }
 
-    /// Brings near what naming `blocks` will touch: asked for together they do not wait for each
-    /// other.
-    pub(super) fn fetch(&self, blocks: &[Block]) {
-        for block in blocks {
-            self.fetch_one(block.name);
-            std::hint::black_box(self.heads.get(&block.sequence));
-        }
-    }
-
-    /// As [`fetch`](Self::fetch), for one name.
-    pub(super) fn fetch_one(&self, name: u64) {
-        std::hint::black_box(self.names.get(name, |_| false));
+    /// Brings near what naming blocks will touch: asked for together they do not wait for each other.
+    pub(super) fn fetch(&self, names: impl Iterator<Item = u64>) {
+        let touched = names.map(|name| self.names.touch(name));
+        std::hint::black_box(touched.fold(0, |all, one| all ^ one));
     }
 
     /// Makes a change; blocks that nobody holds any more are forgotten.
@@ -263,6 +274,12 @@ impl Chains {
             rest = &rest[matching..];
         }
     }
+}
+
+fn is_named(strands: &[Strand], place: Place, name: u64) -> bool {
+    let strand = strands.get(index(place.strand));
+    let block = strand.and_then(|strand| strand.get(u16::from(place.offset)));
+    block.is_some_and(|block| block.name == name)
 }
 
 pub(super) fn at(strand: u32, offset: u16) -> Place {

@@ -17,6 +17,7 @@ impl KvIndex {
         let mut run = None;
         let mut places = std::mem::take(&mut self.places);
         places.clear();
+        self.chains.fetch(names.iter().map(|name| name.0));
         places.extend(names.iter().map(|name| self.chains.named(name.0)));
         for (name, place) in names.iter().zip(&places) {
             removed += usize::from(self.remove_one(slot, at, *name, *place, &mut run));

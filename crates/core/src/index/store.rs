@@ -63,9 +63,8 @@ impl KvIndex {
     ) -> Applied {
         let mut cursor = Cursor::default();
         if let Some(parent) = parent {
-            if let [block] = blocks {
-                self.chains.fetch_one(block.engine_hash.0);
-            }
+            self.chains
+                .fetch(blocks.iter().map(|block| block.engine_hash.0));
             let Some(place) = self.resolve(source.slot, parent) else {
                 self.counts.unknown_parents += 1;
                 self.waiting.push(Orphan {
@@ -148,7 +147,6 @@ impl KvIndex {
         let mut tally = Tally::default();
         let mut run = None;
         let mut done = 0;
-        let mut fetched = false;
         while let Some(block) = incoming.get(done) {
             let next = self.chains.next(cursor.place, block.sequence);
             let (place, count) = match next {
@@ -166,17 +164,7 @@ impl KvIndex {
                     }
                 },
                 _ if self.is_usual(source, block) => {
-                    if !std::mem::replace(&mut fetched, true) {
-                        self.chains.fetch(&incoming[done + 1..]);
-                    }
-                    let more = incoming.len() - done;
-                    let place = self.chains.add(cursor.behind(), next, *block, more);
-                    self.extend(source, place, 1, &mut run);
-                    if !self.chains.name(place, block.name) {
-                        self.hold(source, &mut run);
-                        self.name_otherwise(source, EngineHash(block.name), place);
-                    }
-                    (place, 1)
+                    self.put_new(source, cursor, next, &incoming[done..], &mut run)
                 }
                 _ => match self.put_one(source, &mut cursor, block, &mut run, &mut tally) {
                     Some(place) => (place, 0),
@@ -197,6 +185,36 @@ impl KvIndex {
         self.hold(source, &mut run);
         tally.refused = incoming.len() - done;
         tally
+    }
+
+    /// Stores a new block, and with it those behind it that are new too and as usual; the place of
+    /// the last, and how many.
+    fn put_new(
+        &mut self,
+        source: Source,
+        cursor: Cursor,
+        next: Next,
+        incoming: &[Block],
+        run: &mut Option<Run>,
+    ) -> (Place, u16) {
+        let first = incoming[0];
+        let place = self
+            .chains
+            .add(cursor.behind(), next, first, incoming.len());
+        self.extend(source, place, 1, run);
+        if !self.chains.name(place, first.name) {
+            self.hold(source, run);
+            self.name_otherwise(source, EngineHash(first.name), place);
+            return (place, 1);
+        }
+        let room = self.counts.max_entries - self.counts.entries;
+        let more = &incoming[1..incoming.len().min(room)];
+        let count = self.chains.append(place.strand, more);
+        let at = |offset| chains::at(place.strand, u16::from(place.offset) + offset);
+        if count > 0 {
+            self.extend(source, at(1), count, run);
+        }
+        (at(count), count + 1)
     }
 
     /// How many of the blocks are known from `place` on under the same names, with the same holders,

@@ -220,6 +220,31 @@ struct Spice {
     doubts: bool,
     /// Whether the same name stands for different blocks on different ranks, and blocks have several.
     names_collide: bool,
+    /// Most blocks of one store in ten; with many, chains outgrow strands.
+    longest: usize,
+}
+
+impl Spice {
+    fn stored_blocks(self, random: &mut SmallRng) -> usize {
+        let most = if random.random_bool(0.1) {
+            self.longest
+        } else {
+            4
+        };
+        random.random_range(0..=most)
+    }
+
+    /// Blocks to ask for: any, or what a rank has of a chain and perhaps more.
+    fn prompt(self, random: &mut SmallRng, model: &Naive) -> Chain {
+        let mut prompt = Chain::new();
+        if self.longest > 4 && !model.names.is_empty() {
+            let chosen = random.random_range(0..model.names.len());
+            prompt.extend(&model.names.values().nth(chosen).unwrap().0);
+        }
+        let more = random.random_range(0..9);
+        prompt.extend((0..more).map(|_| random.random_range(0..3_u64)));
+        prompt
+    }
 }
 
 fn placement(random: &mut SmallRng, spice: Spice) -> Placement {
@@ -250,7 +275,7 @@ fn store(
     });
     let chain = parent.and_then(|parent| Some(model.names.get(&parent)?.0.clone()));
     let mut chain = chain.unwrap_or_default();
-    let blocks: Vec<_> = (0..random.random_range(0..5))
+    let blocks: Vec<_> = (0..spice.stored_blocks(random))
         .map(|_| {
             let block = random.random_range(0..3);
             chain.push(block);
@@ -363,8 +388,8 @@ fn ends(index: &KvIndex, worker: WorkerWithDpRank, prompt: &[u64]) -> [u32; 4] {
 
 fn check(spice: Spice) {
     let mut random = seeded(&format!(
-        "{} ranks, tiers {}, doubts {}, colliding {}",
-        spice.ranks, spice.tiers, spice.doubts, spice.names_collide
+        "{} ranks, tiers {}, doubts {}, colliding {}, longest store {}",
+        spice.ranks, spice.tiers, spice.doubts, spice.names_collide, spice.longest
     ));
     let mut index = KvIndex::default();
     let mut models: BTreeMap<WorkerWithDpRank, Naive> = BTreeMap::new();
@@ -381,9 +406,7 @@ fn check(spice: Spice) {
             continue;
         }
         step(&mut random, spice, &mut index, worker, model);
-        let prompt: Chain = (0..random.random_range(0..9))
-            .map(|_| random.random_range(0..3))
-            .collect();
+        let prompt = spice.prompt(&mut random, model);
         let checked = models.iter().skip(random.random_range(0..7)).step_by(7);
         for (worker, model) in checked {
             assert_eq!(
@@ -459,6 +482,7 @@ fn plain_histories_agree_with_the_model() {
             tiers: false,
             doubts: false,
             names_collide: false,
+            longest: 4,
         });
     }
 }
@@ -471,6 +495,7 @@ fn colliding_names_agree_with_the_model() {
             tiers: false,
             doubts: false,
             names_collide: true,
+            longest: 4,
         });
     }
 }
@@ -483,6 +508,7 @@ fn tiers_and_groups_agree_with_the_model() {
             tiers: true,
             doubts: false,
             names_collide,
+            longest: 4,
         });
     }
 }
@@ -495,6 +521,20 @@ fn doubts_agree_with_the_model() {
             tiers: true,
             doubts: true,
             names_collide,
+            longest: 4,
+        });
+    }
+}
+
+#[test]
+fn long_chains_agree_with_the_model() {
+    for (tiers, names_collide) in [(false, false), (false, true), (true, true)] {
+        check(Spice {
+            ranks: 3,
+            tiers,
+            doubts: tiers,
+            names_collide,
+            longest: 60,
         });
     }
 }
