@@ -13,6 +13,7 @@ mod by_id;
 mod dump;
 mod error;
 mod events;
+mod indexed;
 mod inspection;
 mod metrics;
 mod pending;

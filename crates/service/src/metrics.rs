@@ -10,6 +10,7 @@ use prometheus_client::registry::Registry;
 
 use crate::audit::AuditMetrics;
 use crate::events::{ClearCause, SkipReason};
+use crate::indexed::IndexMetrics;
 use crate::pending::PendingMetrics;
 use crate::predictions::PredictionMetrics;
 use crate::recovery::RecoveryMetrics;
@@ -27,6 +28,7 @@ pub struct SelectionMetrics {
     pub(crate) pending: PendingMetrics,
     pub(crate) by_id: ReservationMetrics,
     pub(crate) predictions: PredictionMetrics,
+    pub(crate) index: IndexMetrics,
     pub(crate) recovery: RecoveryMetrics,
     pub(crate) shared_cache: SharedCacheMetrics,
     pub(crate) audit: AuditMetrics,
@@ -143,6 +145,7 @@ impl SelectionMetrics {
         metrics.pending.register(registry);
         metrics.by_id.register(registry);
         metrics.predictions.register(registry);
+        metrics.index.register(registry);
         metrics.recovery.register(registry);
         metrics.shared_cache.register(registry);
         metrics.audit.register(registry);

@@ -540,10 +540,13 @@ impl Shared {
             partition.expire_predictions(now);
         }
         self.pass_audit(now);
-        let stats = published.partitions.values();
+        let partitions = published.partitions.values();
+        let stats: Vec<_> = partitions.map(|partition| partition.stats()).collect();
+        let predictions = stats.iter().map(|stats| stats.predictions);
+        self.metrics.predictions.measure(predictions);
         self.metrics
-            .predictions
-            .measure(stats.map(|partition| partition.stats().predictions));
+            .index
+            .measure(stats.iter().map(|stats| stats.index));
         self.recovery.expire(now);
     }
 

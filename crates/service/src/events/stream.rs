@@ -27,6 +27,8 @@ pub(crate) use action::{ClearCause, Sight};
 
 /// Frames whose digest is remembered, to tell a duplicate from a restart.
 const REMEMBERED_FRAMES: usize = 1024;
+/// Duplicates that are kept until it shows that they were none.
+const ECHOED_FRAMES: usize = 64;
 /// Numbers of other publishers that one replay may use.
 const FOREIGN_FRAMES: usize = 16_384;
 
@@ -95,6 +97,8 @@ pub(super) struct Stream {
     /// Something was applied since the last clear.
     dirty: bool,
     connected_before: bool,
+    /// Duplicates from number 0 on: the beginning of another life, if what follows them is.
+    echo: Vec<Frame>,
 }
 
 impl Stream {
@@ -109,6 +113,7 @@ impl Stream {
             recent: VecDeque::new(),
             dirty: false,
             connected_before: false,
+            echo: Vec::new(),
         }
     }
 
@@ -310,11 +315,30 @@ impl Stream {
             }
             Some(_) if self.digest_kept(frame.sequence) == Some(digest_of(&frame.payload)) => {
                 actions.push(Action::Saw(Sight::Duplicate));
+                self.hear_echo(frame);
             }
             Some(_) => {
+                let mut echo = std::mem::take(&mut self.echo);
+                let follows = |last: &Frame| last.sequence + 1 == frame.sequence;
+                if !echo.last().is_some_and(follows) {
+                    echo.clear();
+                }
                 self.forget(ClearCause::Restart, actions);
-                self.accept(frame, now, actions);
+                for frame in echo.into_iter().chain([frame]) {
+                    self.live(frame, now, actions);
+                }
             }
+        }
+    }
+
+    /// A restarted engine may begin with the very frames it began with before.
+    fn hear_echo(&mut self, frame: Frame) {
+        let expected = self.echo.last().map_or(0, |last| last.sequence + 1);
+        if frame.sequence != expected || self.echo.len() == ECHOED_FRAMES {
+            self.echo.clear();
+        }
+        if frame.sequence == 0 || !self.echo.is_empty() {
+            self.echo.push(frame);
         }
     }
 
@@ -453,6 +477,7 @@ impl Stream {
         self.recent
             .push_back((frame.sequence, digest_of(&frame.payload)));
         self.dirty = true;
+        self.echo.clear();
         if let Some(doubt) = &mut self.doubt {
             doubt.applied = true;
         }

@@ -227,6 +227,26 @@ fn a_number_seen_before_is_a_duplicate_or_a_restart_by_its_payload() {
 }
 
 #[test]
+fn a_restarted_engine_may_begin_as_it_began_before() {
+    let mut rig = Rig::after(false, 5);
+    assert_eq!(rig.live(frame(0)), ["duplicate"]);
+    assert_eq!(rig.live(frame(1)), ["duplicate"]);
+    assert_eq!(
+        rig.live(other(2, "second life")),
+        ["clear restart", "+0", "+1", "+2"]
+    );
+    let mut duplicates = Rig::after(false, 5);
+    duplicates.live(frame(0));
+    duplicates.live(frame(3));
+    let restart = duplicates.live(other(4, "second life"));
+    assert_eq!(
+        restart,
+        ["clear restart", "+4"],
+        "what came before is not known to be of it"
+    );
+}
+
+#[test]
 fn a_restart_seen_late_is_read_from_its_beginning() {
     let mut rig = Rig::after(true, 5);
     assert_eq!(
