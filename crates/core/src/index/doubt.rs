@@ -36,19 +36,25 @@ impl KvIndex {
                 }
             }
         }
+        self.waiting.doubt(slot);
     }
 
     /// Takes all that a rank holds as confirmed; how many blocks were doubted.
     pub fn trust(&mut self, worker: WorkerWithDpRank) -> usize {
-        let slot = self.ranks.get(worker);
-        slot.map_or(0, |slot| self.held[slot.index()].trust_all())
+        let Some(slot) = self.ranks.get(worker) else {
+            return 0;
+        };
+        self.waiting.trust(slot);
+        self.held[slot.index()].trust_all()
     }
 
-    /// Drops what is still doubted of a rank; how many blocks that were.
+    /// Drops what is still doubted of a rank; how many blocks that were. What waited for its parent
+    /// when the doubt began is forgotten with them.
     pub fn drop_doubted(&mut self, worker: WorkerWithDpRank) -> usize {
         let Some(slot) = self.ranks.get(worker) else {
             return 0;
         };
+        self.waiting.drop_doubted(slot);
         let names = self.held[slot.index()].names_by_place();
         let doubted = self.held[slot.index()].take_doubt();
         for (place, tier) in &doubted {

@@ -32,6 +32,8 @@ pub(super) struct Waiting {
     /// The orphans that hold a name, by age.
     by_name: HashMap<(RankSlot, EngineHash), Vec<u64>>,
     next: u64,
+    /// What is older than this waits in doubt, by rank.
+    doubted: HashMap<RankSlot, u64>,
     blocks: usize,
     pub(super) forgotten: u64,
 }
@@ -138,15 +140,38 @@ impl Waiting {
 
     /// Forgets what waits of one rank.
     pub(super) fn clear(&mut self, slot: RankSlot) {
-        let ages: Vec<_> = self
-            .orphans
-            .iter()
-            .filter(|(_, orphan)| orphan.source.slot == slot)
-            .map(|(age, _)| *age)
-            .collect();
+        self.forget(slot, self.next);
+    }
+
+    /// Doubts what waits of one rank: the removal of some of it may have been missed.
+    pub(super) fn doubt(&mut self, slot: RankSlot) {
+        if !self.orphans.is_empty() {
+            self.doubted.insert(slot, self.next);
+        }
+    }
+
+    pub(super) fn trust(&mut self, slot: RankSlot) {
+        self.doubted.remove(&slot);
+    }
+
+    /// Forgets what has waited in doubt.
+    pub(super) fn drop_doubted(&mut self, slot: RankSlot) {
+        if let Some(before) = self.doubted.get(&slot).copied() {
+            self.forgotten += self.forget(slot, before);
+        }
+    }
+
+    /// Forgets what has waited of one rank since before this age; how many stores.
+    fn forget(&mut self, slot: RankSlot, before: u64) -> u64 {
+        self.doubted.remove(&slot);
+        let of_rank = |(age, orphan): (&u64, &Orphan)| (orphan.source.slot == slot).then_some(*age);
+        let ages: Vec<_> = self.orphans.range(..before).filter_map(of_rank).collect();
+        let mut forgotten = 0;
         for age in ages {
             self.take(age);
+            forgotten += 1;
         }
+        forgotten
     }
 
     fn take(&mut self, age: u64) -> Option<Orphan> {

@@ -26,6 +26,7 @@ struct Orphan {
     parent: u64,
     blocks: Vec<(u64, u64)>,
     removed: Vec<(Placement, u64)>,
+    doubted: bool,
 }
 
 impl Naive {
@@ -46,6 +47,7 @@ impl Naive {
                     parent: parent.unwrap(),
                     blocks: blocks.to_vec(),
                     removed: Vec::new(),
+                    doubted: false,
                 });
                 return false;
             }
@@ -192,9 +194,20 @@ impl Naive {
             let tiers = copies.keys().map(|(tier, _)| (chain.clone(), *tier));
             self.doubted.extend(tiers);
         }
+        for orphan in &mut self.waiting {
+            orphan.doubted = true;
+        }
+    }
+
+    fn trust(&mut self) {
+        self.doubted.clear();
+        for orphan in &mut self.waiting {
+            orphan.doubted = false;
+        }
     }
 
     fn drop_doubted(&mut self) {
+        self.waiting.retain(|orphan| !orphan.doubted);
         for (chain, tier) in std::mem::take(&mut self.doubted) {
             self.drop_from_tier(&chain, tier);
         }
@@ -360,7 +373,7 @@ fn step(
             index.drop_doubted(worker);
         }
         196 if spice.doubts => {
-            model.doubted.clear();
+            model.trust();
             index.trust(worker);
         }
         197..199 => {
