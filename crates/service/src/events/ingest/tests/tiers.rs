@@ -231,6 +231,24 @@ fn what_is_named_again_is_believed_and_the_rest_is_dropped() {
 }
 
 #[test]
+fn what_waited_through_a_doubt_is_not_put_behind_a_later_parent() {
+    let mut rig = Rig::new();
+    let prompt = tokens(1..17);
+    rig.apply_events(vec![plain(&[2], Some(1), &prompt[4..8])]);
+    rig.ingest.doubt();
+    // Its removal may have been lost; what comes now is sure.
+    rig.apply_events(vec![plain(&[4], Some(3), &prompt[12..])]);
+    rig.ingest.drop_doubted();
+    rig.apply_events(vec![
+        plain(&[1], None, &prompt[..4]),
+        plain(&[3], Some(1), &prompt[8..12]),
+    ]);
+    assert_eq!(rig.overlap(&prompt), 1);
+    let behind: Vec<u32> = (1..5).chain(9..17).collect();
+    assert_eq!(rig.overlap(&behind), 3);
+}
+
+#[test]
 fn trust_ends_all_doubt() {
     let mut rig = Rig::new();
     rig.apply_events(vec![plain(&[1], None, &tokens(1..5))]);
