@@ -269,7 +269,8 @@ pub struct WorkerRecord {
     /// What its operator should know though it serves.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
-    /// Per rank; empty where no events are known of, and the worker is routed by load alone.
+    /// Per rank; empty where no events are known of: the worker is routed by load, and by what was routed to it
+    /// before where that is believed.
     pub kv_events: BTreeMap<u32, RankEvents>,
     /// Per rank: how the cached tokens that its engine reports compare with what its events promise; without the ranks
     /// of which nothing was reported.

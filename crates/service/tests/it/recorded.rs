@@ -143,6 +143,20 @@ async fn held(rig: &Rig, dp_rank: u32) -> [u64; 8] {
     held
 }
 
+/// Blocks of the plain prompt that a rank holds behind its device's in host memory, on disk and in a pool.
+async fn behind_the_device(rig: &Rig, dp_rank: u32) -> (u64, u64) {
+    let request = SelectionRequest {
+        pinned_worker: Some(WorkerWithDpRank {
+            worker_id: 1,
+            dp_rank,
+        }),
+        ..asking(&tokens(1..22))
+    };
+    let selected = rig.service.select(&partition(), request).await.unwrap();
+    let selection = selected.selection;
+    (selection.host_overlap_blocks, selection.disk_overlap_blocks)
+}
+
 /// Before the clear: the prompt without its evicted end; what the adapter, the salt and the picture
 /// keep apart; the full-attention group alone; nothing that has no identity.
 const BEFORE_THE_CLEAR: [u64; 8] = [4, 1, 2, 2, 1, 0, 0, 0];
@@ -216,6 +230,11 @@ async fn an_engine_that_stores_page_by_page_is_understood() {
     publisher.publish(0..=5).await;
     rig.until_applied(1, 0, 5).await;
     assert_eq!(held(&rig, 0).await, [1, 1, 2, 0, 0, 0, 0, 0]);
+    assert_eq!(
+        behind_the_device(&rig, 0).await,
+        (1, 0),
+        "the page behind it"
+    );
     publisher.publish(6..=6).await;
     rig.until_applied(1, 0, 6).await;
     assert_eq!(held(&rig, 0).await, [3, 1, 2, 0, 0, 0, 0, 0]);

@@ -47,11 +47,27 @@ fn labels(names: &[u64]) -> String {
     labels.join(" ")
 }
 
+fn tier_in_words(tier: Tier) -> &'static str {
+    match tier {
+        Tier::Device => "",
+        Tier::Host => " in memory",
+        Tier::Disk => " on disk",
+        Tier::External => " elsewhere",
+    }
+}
+
 /// An event in words: blocks, parent, tokens, and what else makes the blocks what they are.
 fn described(event: &Event) -> String {
     match event {
         Event::Cleared => "cleared".to_owned(),
-        Event::Removed(removed) => format!("- {}", labels(&removed.engine_hashes)),
+        Event::Removed(removed) => {
+            let blocks = labels(&removed.engine_hashes);
+            format!("- {blocks}{}", tier_in_words(removed.tier))
+        }
+        Event::Stored(stored) if stored.tokens.is_empty() => {
+            let blocks = labels(&stored.engine_hashes);
+            format!("+ {blocks} by name{}", tier_in_words(stored.tier))
+        }
         Event::Stored(stored) => {
             let blocks = labels(&stored.engine_hashes);
             let parent = stored.parent.map_or("", label);
@@ -76,6 +92,7 @@ fn described(event: &Event) -> String {
             if stored.readable_blocks < stored.engine_hashes.len() {
                 write!(text, " readable {}", stored.readable_blocks).unwrap();
             }
+            text.push_str(tier_in_words(stored.tier));
             if stored.group.kind == Some(CacheKind::Other) {
                 write!(text, " group {}", stored.group.index.unwrap()).unwrap();
             }
@@ -146,6 +163,17 @@ fn blocks_without_an_identity_are_left_out_by_name() {
 }
 
 #[test]
+fn a_block_that_is_offloaded_is_named_and_one_that_is_sent_away_is_left_out() {
+    for (title, dp_rank) in [(NUMBERS, 0), (DIGESTS, 1)] {
+        let batch = batch(title, 7, dp_rank);
+        let found: Vec<_> = batch.events.iter().map(described).collect();
+        assert_eq!(found, ["+ p4 by name in memory"]);
+        assert_eq!(batch.skipped.of(SkipReason::Locality), 1);
+        assert_eq!(batch.skipped.total(), 1);
+    }
+}
+
+#[test]
 fn pages_decode_to_what_was_published() {
     let check = |number, expected: &[&str]| check(PAGES, 0, number, expected);
     check(0, &["+ p4 <> 1..=4", "+ p8 <p4> 5..=8"]);
@@ -158,7 +186,20 @@ fn pages_decode_to_what_was_published() {
         ],
     );
     check(3, &["+ l4 <> 1..=4 adapter poet"]);
+    check(
+        4,
+        &[
+            "+ p4 <> 1..=4 in memory",
+            "+ p8 <p4> 5..=8 in memory",
+            "+ p4 <> 1..=4 on disk",
+            "+ p4 <> 1..=4 elsewhere",
+        ],
+    );
     check(5, &["- p8 p12"]);
+    check(
+        6,
+        &["- p4 in memory", "+ p8 <p4> 5..=8", "+ p12 <p8> 9..=12"],
+    );
     check(7, &["cleared"]);
     check(8, &["+ q4 <> 401..=404"]);
 }
@@ -169,6 +210,10 @@ fn pages_of_bigrams_decode_to_windows_that_overlap() {
     check(0, &["+ p4 <> 1..=5", "+ p8 <p4> 5..=9"]);
     check(1, &["+ p12 <p8> 9..=13"]);
     check(2, &["- p8 p12"]);
+    check(
+        3,
+        &["- p4 in memory", "+ p8 <p4> 5..=9", "+ p12 <p8> 9..=13"],
+    );
     check(4, &["cleared"]);
     check(5, &["+ q4 <> 401..=405"]);
 }
