@@ -277,7 +277,10 @@ async fn a_connection_too_many_is_closed() {
         ..config()
     });
     let first = channel(house.server.ext_proc_addr()).await;
-    assert_eq!(health_of(first.clone(), "").await, Ok(ServingStatus::Serving));
+    assert_eq!(
+        health_of(first.clone(), "").await,
+        Ok(ServingStatus::Serving)
+    );
     let mut second = TcpStream::connect(house.server.ext_proc_addr())
         .await
         .unwrap();
