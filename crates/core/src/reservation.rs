@@ -1,5 +1,6 @@
 //! The value that holds a request's load: dropping it frees the load, once, whatever has happened to the worker; it never decides where load goes.
 
+use std::borrow::Borrow;
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
@@ -56,6 +57,13 @@ impl From<&str> for ReservationId {
 impl From<Arc<str>> for ReservationId {
     fn from(id: Arc<str>) -> Self {
         Self(id)
+    }
+}
+
+/// Maps by reservation id are asked with what came over the wire.
+impl Borrow<str> for ReservationId {
+    fn borrow(&self) -> &str {
+        &self.0
     }
 }
 
@@ -126,6 +134,12 @@ impl ChargeHandle {
     /// See [`Reservation::output_block`].
     pub fn output_block(&self, decay: Option<f64>) {
         lock(&self.load).add_output_block(self.key, decay);
+    }
+
+    /// Frees the load while its reservation still lives: that one then holds nothing, and dropping
+    /// it does nothing. For a request that somebody else has ended.
+    pub fn release(&self) {
+        lock(&self.load).release(self.key);
     }
 }
 

@@ -144,3 +144,16 @@ fn a_handle_reaches_a_charge_while_it_is_held_and_nothing_after() {
     let load = partition.loads()[0];
     assert_eq!((load.active_prefill_tokens, load.decode_blocks), (30, 8));
 }
+
+#[test]
+fn a_charge_that_somebody_else_released_is_not_freed_again_by_its_reservation() {
+    let partition = partition();
+    let held = reserve(&partition, rank(1, 0), "a").unwrap();
+    held.handle().release();
+    assert_eq!(partition.loads()[0].active_requests, 0);
+    let again = reserve(&partition, rank(1, 0), "a").unwrap();
+    drop(held);
+    assert_eq!(partition.loads()[0].active_requests, 1);
+    drop(again);
+    assert_eq!(partition.loads()[0].active_requests, 0);
+}
