@@ -100,7 +100,7 @@ impl Settings {
                 tokenize: tokenize(&values),
             },
             serve,
-            selection: selection::read(&values),
+            selection: selection::read(&mut values),
             admin,
             drain: values.seconds("POINTSMAN_SHUTDOWN_DRAIN_SECS"),
             log: telemetry::Config {
@@ -162,6 +162,7 @@ fn router(values: &mut Values) -> KvRouterConfig {
         router_track_active_blocks: track_active_blocks,
         router_track_output_blocks: track_output_blocks && track_active_blocks,
         router_assume_kv_reuse: values.bool("DYN_ROUTER_ASSUME_KV_REUSE"),
+        router_replica_sync: values.is_set("POINTSMAN_REPLICA_SYNC_PORT"),
         router_track_prefill_tokens: values.bool("DYN_ROUTER_TRACK_PREFILL_TOKENS"),
         ..KvRouterConfig::default()
     };

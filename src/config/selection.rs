@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use pointsman_service::http::BusyThresholds;
-use pointsman_service::{PendingConfig, ReservationsConfig};
+use pointsman_service::{PendingConfig, ReservationsConfig, check_peer_endpoint};
 
 use super::reader::Values;
 use super::value::Port;
@@ -26,6 +26,8 @@ pub(crate) struct Selection {
     pub(crate) tls_client_ca: Option<PathBuf>,
     pub(crate) tokens_file: Option<PathBuf>,
     pub(crate) require_auth: bool,
+    /// Where load is told to other replicas, and whose is followed.
+    pub(crate) replica_sync: Option<ReplicaSync>,
     /// Whether the picker serves the API on its admin port.
     pub(crate) on_admin_port: bool,
 }
@@ -41,7 +43,15 @@ pub(crate) struct Recovery {
     pub(crate) max_blocks: usize,
 }
 
-pub(super) fn read(values: &Values) -> Selection {
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ReplicaSync {
+    /// 0 for one that the system picks.
+    pub(crate) port: u16,
+    pub(crate) peers: Vec<String>,
+}
+
+pub(super) fn read(values: &mut Values) -> Selection {
+    let replica_sync = replica_sync(values);
     let host = values
         .host("POINTSMAN_HOST")
         .unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
@@ -69,8 +79,31 @@ pub(super) fn read(values: &Values) -> Selection {
         tls_client_ca: values.path("POINTSMAN_SELECTION_TLS_CLIENT_CA"),
         tokens_file: values.path("POINTSMAN_SELECTION_TOKENS_FILE"),
         require_auth: values.bool("POINTSMAN_SELECTION_REQUIRE_AUTH"),
+        replica_sync,
         on_admin_port: values.bool("POINTSMAN_ADMIN_API"),
     }
+}
+
+fn replica_sync(values: &mut Values) -> Option<ReplicaSync> {
+    const PORT: &str = "POINTSMAN_REPLICA_SYNC_PORT";
+    const PEERS: &str = "POINTSMAN_REPLICA_SYNC_PEERS";
+    let peers = listed(&values.text(PEERS).unwrap_or_default());
+    for peer in &peers {
+        if let Err(error) = check_peer_endpoint(peer) {
+            values.refuse(PEERS, error.to_string());
+        }
+    }
+    if values.is_set(PORT) {
+        let port = match values.port(PORT) {
+            Port::Number(port) => port,
+            Port::Auto => 0,
+        };
+        return Some(ReplicaSync { port, peers });
+    }
+    if !peers.is_empty() {
+        values.refuse(PEERS, format!("needs {PORT}"));
+    }
+    None
 }
 
 fn busy(values: &Values) -> BusyThresholds {

@@ -127,7 +127,13 @@ fn every_setting_does_what_its_status_says_from_variable_and_from_file() {
         }
         for (name, result) in results {
             match (setting.status, result) {
-                _ if ["POINTSMAN_CONFIG", "DYN_EPP_MODE"].contains(&setting.variable) => {}
+                // Each has tests of its own.
+                _ if [
+                    "POINTSMAN_CONFIG",
+                    "DYN_EPP_MODE",
+                    "POINTSMAN_REPLICA_SYNC_PEERS",
+                ]
+                .contains(&setting.variable) => {}
                 (Status::Used, Ok(settings)) => {
                     assert_ne!(format!("{settings:?}"), default, "{name}");
                 }
@@ -551,4 +557,27 @@ fn a_shared_cache_is_named_by_its_url() {
     assert!(found[0].contains("http://10.0.0.9:7000/query"), "{found:?}");
     let found = mistakes(read(&[("DYN_SHARED_CACHE_TYPE", "hicache")]));
     assert!(found[0].contains("POINTSMAN_SHARED_CACHE_URL"), "{found:?}");
+}
+
+#[test]
+fn peers_need_a_port_and_an_address_each() {
+    const PORT: &str = "POINTSMAN_REPLICA_SYNC_PORT";
+    const PEERS: &str = "POINTSMAN_REPLICA_SYNC_PEERS";
+    let sync = |settings: &[(&str, &str)]| read(settings).unwrap().selection.replica_sync;
+    assert_eq!(sync(&[]), None);
+    let of = |port, peers: &[&str]| {
+        let peers = peers.iter().map(|peer| (*peer).to_owned()).collect();
+        Some(super::selection::ReplicaSync { port, peers })
+    };
+    let two = "tcp://a:9092, tcp://[::1]:9092";
+    assert_eq!(
+        sync(&[(PORT, "9092"), (PEERS, two)]),
+        of(9092, &["tcp://a:9092", "tcp://[::1]:9092"])
+    );
+    assert_eq!(sync(&[(PORT, "auto")]), of(0, &[]));
+    assert_eq!(sync(&[("DYN_EPP_REPLICA_SYNC_PORT", "7")]), of(7, &[]));
+    let without = mistakes(read(&[(PEERS, two)]));
+    assert!(without[0].contains(PORT), "{without:?}");
+    let bad = mistakes(read(&[(PORT, "1"), (PEERS, "tcp://a:1,b")]));
+    assert!(bad.len() == 1 && bad[0].contains("\"b\""), "{bad:?}");
 }

@@ -4,9 +4,8 @@
 
 use std::net::SocketAddr;
 
-use pointsman_core::Reservation;
 use pointsman_plugin::WorkerWithDpRank;
-use pointsman_service::{CachePrediction, CacheReport, Reserved, SelectionService};
+use pointsman_service::{CachePrediction, CacheReport, Reservation, Reserved, SelectionService};
 use tracing::debug;
 
 use super::Metrics;

@@ -237,20 +237,32 @@ async fn selection_service(
     registry: RouterPluginRegistry,
     metrics: &mut Registry,
 ) -> anyhow::Result<SelectionService> {
-    SelectionServiceBuilder::new(settings.router.clone(), WorkerType::Aggregated, registry)
-        .default_model(settings.model_name.clone())
-        .default_block_size(settings.block_size)
-        .predicted_blocks_per_rank(settings.predicted_blocks_per_rank)
-        .shared_cache(settings.shared_cache.config())
-        .events(settings.events.clone())
-        .cache_audit(settings.cache_audit)
-        .require_ip_endpoints(true)
-        .selection_cache(settings.selection.pending)
-        .reservations(settings.selection.reservations)
-        .metrics(metrics.sub_registry_with_prefix("pointsman"))
-        .build()
-        .await
-        .context("cannot start the selection service")
+    let builder =
+        SelectionServiceBuilder::new(settings.router.clone(), WorkerType::Aggregated, registry)
+            .default_model(settings.model_name.clone())
+            .default_block_size(settings.block_size)
+            .predicted_blocks_per_rank(settings.predicted_blocks_per_rank)
+            .shared_cache(settings.shared_cache.config())
+            .events(settings.events.clone())
+            .cache_audit(settings.cache_audit)
+            .require_ip_endpoints(true)
+            .selection_cache(settings.selection.pending)
+            .reservations(settings.selection.reservations)
+            .metrics(metrics.sub_registry_with_prefix("pointsman"));
+    let builder = with_replicas(builder, &settings.selection);
+    let built = builder.build().await;
+    built.context("cannot start the selection service")
+}
+
+/// Shares load with other replicas, where that is asked for.
+fn with_replicas(
+    builder: SelectionServiceBuilder,
+    selection: &Selection,
+) -> SelectionServiceBuilder {
+    match &selection.replica_sync {
+        Some(sync) => builder.replica_sync(sync.port, sync.peers.clone()),
+        None => builder,
+    }
 }
 
 /// How the admin port serves the selection API, where it is asked for: to look at alone, unless a

@@ -247,7 +247,7 @@ async fn serve(checked: Checked) -> anyhow::Result<()> {
     warn_of_exposure(selection, tokens.as_ref(), tls.as_ref())?;
     let signals = Signals::install().context("cannot handle signals")?;
     let mut metrics = telemetry::registry();
-    let service =
+    let builder =
         SelectionServiceBuilder::new(settings.router.clone(), WorkerType::Aggregated, registry)
             .default_block_size(settings.block_size)
             .predicted_blocks_per_rank(settings.predicted_blocks_per_rank)
@@ -258,10 +258,9 @@ async fn serve(checked: Checked) -> anyhow::Result<()> {
             .reservations(selection.reservations)
             .indexer_peers(selection.recovery.peers.clone())
             .recovery(recovery)
-            .metrics(metrics.sub_registry_with_prefix("pointsman"))
-            .build()
-            .await
-            .context("cannot start the selection service")?;
+            .metrics(metrics.sub_registry_with_prefix("pointsman"));
+    let built = super::with_replicas(builder, selection).build().await;
+    let service = built.context("cannot start the selection service")?;
     let server = Server::bind(ServerConfig {
         tls,
         drain: settings.drain,

@@ -19,6 +19,7 @@ use crate::events::{EventsConfig, Subscribers};
 use crate::metrics::SelectionMetrics;
 use crate::pending::PendingConfig;
 use crate::recovery::{IndexerPeers, Recovery, RecoveryConfig};
+use crate::replicas::{ReplicaConfig, Replicas, check_endpoint};
 use crate::reservations::ReservationsConfig;
 use crate::service::{Memory, Parts, SelectionService, Shared};
 use crate::shared_cache::SharedCacheConfig;
@@ -47,6 +48,7 @@ pub struct SelectionServiceBuilder {
     recovery: RecoveryConfig,
     shared_cache: Option<SharedCacheConfig>,
     audit: AuditConfig,
+    replica_sync: Option<(u16, Vec<String>)>,
     metrics: SelectionMetrics,
 }
 
@@ -71,6 +73,7 @@ impl SelectionServiceBuilder {
             recovery: RecoveryConfig::default(),
             shared_cache: None,
             audit: AuditConfig::default(),
+            replica_sync: None,
             metrics: SelectionMetrics::default(),
         }
     }
@@ -163,6 +166,15 @@ impl SelectionServiceBuilder {
         self
     }
 
+    /// Tells other replicas of the load that is held here, on this port (0 for any that is free), and
+    /// follows what these peers, `tcp://host:port` each, hold. More can be followed later. Neither
+    /// side is authenticated.
+    #[must_use]
+    pub fn replica_sync(mut self, port: u16, peers: Vec<String>) -> Self {
+        self.replica_sync = Some((port, peers));
+        self
+    }
+
     /// Registers the service's metrics.
     #[must_use]
     pub fn metrics(mut self, registry: &mut Registry) -> Self {
@@ -171,20 +183,44 @@ impl SelectionServiceBuilder {
     }
 
     /// Checks everything and makes the service. Its tasks run on the current runtime.
-    #[expect(
-        clippy::unused_async,
-        reason = "must be called on the runtime that runs the tasks"
-    )]
-    pub async fn build(self) -> Result<SelectionService, SelectionServiceError> {
+    pub async fn build(mut self) -> Result<SelectionService, SelectionServiceError> {
         let runtime = Handle::try_current().map_err(|_| SelectionServiceError::NoRuntime)?;
-        let peers = IndexerPeers::new(&self.indexer_peers, &self.recovery)?;
-        let service = self.assemble(runtime.clone())?;
+        let indexers = IndexerPeers::new(&self.indexer_peers, &self.recovery)?;
+        let (replicas, peers) = match self.replica_sync.take() {
+            Some((port, peers)) => (Some(self.replicas(port, &peers).await?), peers),
+            None => (None, Vec::new()),
+        };
+        let service = self.assemble(runtime.clone(), replicas)?;
+        for peer in &peers {
+            service.register_peer(peer)?;
+        }
         runtime.spawn(expire(service.downgrade()));
-        service.recover_from(peers, &runtime);
+        service.recover_from(indexers, &runtime);
         Ok(service)
     }
 
-    fn assemble(mut self, runtime: Handle) -> Result<SelectionService, SelectionServiceError> {
+    async fn replicas(
+        &self,
+        port: u16,
+        peers: &[String],
+    ) -> Result<Replicas, SelectionServiceError> {
+        for peer in peers {
+            check_endpoint(peer)?;
+        }
+        let config = ReplicaConfig {
+            port,
+            max_reservations: self.memory.reservations.max_entries,
+            silence: self.memory.reservations.silence,
+        };
+        let socket = Replicas::bind(port).await?;
+        Replicas::new(&config, socket, self.metrics.replicas.clone())
+    }
+
+    fn assemble(
+        mut self,
+        runtime: Handle,
+        replicas: Option<Replicas>,
+    ) -> Result<SelectionService, SelectionServiceError> {
         self.config
             .validate()
             .map_err(|mistakes| SelectionServiceError::BadConfig { mistakes })?;
@@ -257,6 +293,7 @@ impl SelectionServiceBuilder {
             recovery,
             shared_cache: self.shared_cache,
             audit: self.audit,
+            replicas,
             metrics: self.metrics,
         }))
     }
@@ -277,7 +314,7 @@ impl SelectionService {
             router_predicted_ttl_secs: None,
             ..config
         };
-        SelectionServiceBuilder::new(config, worker_type, registry).assemble(runtime)
+        SelectionServiceBuilder::new(config, worker_type, registry).assemble(runtime, None)
     }
 }
 

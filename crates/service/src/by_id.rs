@@ -6,12 +6,14 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use pointsman_core::{PartitionId, Reservation, SelectError, SelectionRequest};
+use pointsman_core::{PartitionId, SelectError, SelectionRequest};
 use pointsman_plugin::WorkerWithDpRank;
 
 use crate::audit::CachePrediction;
 use crate::error::SelectionServiceError;
 use crate::pending::{Key, PendingSelection};
+use crate::replicas::{Booking, HeldBy, Mirrored};
+use crate::reservation::{ChargeHandle, Reservation};
 use crate::reservations::{Claim, ClaimError, Heard};
 use crate::service::{Selected, SelectionService, checked_id, new_id};
 
@@ -41,6 +43,16 @@ pub struct Booked {
     pub endpoint: String,
 }
 
+/// What a call on an id meets.
+pub(crate) enum Called {
+    /// A reservation of this replica.
+    Here(ChargeHandle),
+    /// One that another made: its load, as it is counted here.
+    Elsewhere(pointsman_core::ChargeHandle),
+    /// There is nothing left that could be charged.
+    Nowhere,
+}
+
 impl SelectionService {
     /// Chooses a worker and remembers the choice, to be reserved with [`reserve_pending`]. A
     /// selection already pending under the id in this partition is replaced.
@@ -53,12 +65,14 @@ impl SelectionService {
         id: String,
     ) -> Result<Selected, SelectionServiceError> {
         checked_id(&id)?;
+        let expected_output_tokens = request.expected_output_tokens;
         let selected = self.select(partition, request).await?;
         let pending = PendingSelection {
             worker: selected.selection.worker,
             charge: selected.selection.charge(),
             looked_up: Arc::clone(&selected.selection.looked_up),
             prediction: selected.prediction.clone(),
+            expected_output_tokens,
         };
         let key = Key {
             partition: partition.clone(),
@@ -83,7 +97,7 @@ impl SelectionService {
         checked_id(&id)?;
         let claim = self.claim(&id)?;
         let reserved = self
-            .select_and_reserve(partition, request, Some(id.clone()))
+            .select_and_reserve_as(HeldBy::Id, partition, request, &id)
             .await?;
         let key = Key {
             partition: partition.clone(),
@@ -121,14 +135,20 @@ impl SelectionService {
         let found = pending.find(&key, Instant::now()).ok_or_else(none)?;
         let selection = &found.selection;
         let booked = self.booked(selection.worker)?;
-        let (partition, _) = self.partition(partition)?;
-        let reservation = partition.reserve(
-            selection.worker,
-            selection.charge.clone(),
-            claim.id().clone(),
-        )?;
+        let (of, _) = self.partition(partition)?;
+        let charge = selection.charge.clone();
+        let reservation = of.reserve(selection.worker, charge, claim.id().clone())?;
         pending.consume(&key, &found);
-        partition.predict_chain(selection.worker, &selection.looked_up, Instant::now());
+        of.predict_chain(selection.worker, &selection.looked_up, Instant::now());
+        let booking = Booking {
+            partition,
+            block_size: of.layout().block_size.get(),
+            charge: &selection.charge,
+            expected_output_tokens: selection.expected_output_tokens,
+            lora_name: None,
+            held_by: HeldBy::Id,
+        };
+        let reservation = self.told(reservation, &booking);
         self.keep(claim, reservation, Some(selection.prediction.clone()))?;
         Ok(booked)
     }
@@ -157,8 +177,17 @@ impl SelectionService {
         if let Some(tokens) = wanted.effective_prefill_tokens {
             charge.prefill_tokens = tokens;
         }
-        let reservation = of.reserve(wanted.worker, charge, claim.id().clone())?;
+        let reservation = of.reserve(wanted.worker, charge.clone(), claim.id().clone())?;
         of.predict(&wanted.request, wanted.worker, Instant::now());
+        let booking = Booking {
+            partition,
+            block_size: of.layout().block_size.get(),
+            charge: &charge,
+            expected_output_tokens: wanted.request.expected_output_tokens,
+            lora_name: wanted.request.lora_name.as_deref(),
+            held_by: HeldBy::Id,
+        };
+        let reservation = self.told(reservation, &booking);
         let key = Key {
             partition: partition.clone(),
             id: wanted.id,
@@ -170,8 +199,14 @@ impl SelectionService {
 
     /// The prompt is computed: its tokens are no longer charged. A second call does nothing.
     pub fn prefill_complete(&self, id: &str) -> Result<(), SelectionServiceError> {
-        if let Heard::Charged(charge) = self.hear(id)? {
-            charge.prefill_complete();
+        match self.hear(id)? {
+            Called::Here(charge) => charge.prefill_complete(),
+            Called::Elsewhere(_) => {
+                if let Some(replicas) = &self.shared().replicas {
+                    replicas.complete_prefill(self.shared(), id, Instant::now());
+                }
+            }
+            Called::Nowhere => {}
         }
         Ok(())
     }
@@ -191,30 +226,54 @@ impl SelectionService {
             ))
             .into());
         }
-        if let Heard::Charged(charge) = self.hear(id)? {
-            charge.output_block(decay_fraction);
+        match self.hear(id)? {
+            Called::Here(charge) => charge.output_block(decay_fraction),
+            Called::Elsewhere(charge) => charge.output_block(decay_fraction),
+            Called::Nowhere => {}
         }
         Ok(())
     }
 
-    /// Ends a reservation and frees its load, if its worker has not taken that along.
+    /// Ends a reservation and frees its load, if its worker has not taken that along. Any replica
+    /// may be asked, whichever made it.
     pub fn free(&self, id: &str) -> Result<(), SelectionServiceError> {
-        if self.shared().reservations.free(id) {
+        let shared = self.shared();
+        let own = shared.reservations.free(id);
+        let replicas = shared.replicas.as_ref();
+        let mirrored = replicas.is_some_and(|replicas| replicas.free(shared, id, Instant::now()));
+        if own || mirrored {
             Ok(())
         } else {
             Err(unknown(id))
         }
     }
 
-    pub(crate) fn hear(&self, id: &str) -> Result<Heard, SelectionServiceError> {
-        let reservations = &self.shared().reservations;
-        reservations
-            .hear(id, Instant::now())
-            .ok_or_else(|| unknown(id))
+    /// The reservation of an id, whichever replica made it. Its silence begins anew, at all of them.
+    pub(crate) fn hear(&self, id: &str) -> Result<Called, SelectionServiceError> {
+        let (shared, now) = (self.shared(), Instant::now());
+        if let Some(heard) = shared.reservations.hear(id, now) {
+            if let Some(replicas) = &shared.replicas {
+                replicas.renew(id, now);
+            }
+            return Ok(match heard {
+                Heard::Charged(charge) => Called::Here(charge),
+                Heard::Orphaned => Called::Nowhere,
+            });
+        }
+        let replicas = shared.replicas.as_ref();
+        match replicas.and_then(|replicas| replicas.call(id, now)) {
+            Some(Mirrored::Charged(charge)) => Ok(Called::Elsewhere(charge)),
+            Some(Mirrored::Uncharged) => Ok(Called::Nowhere),
+            None => Err(unknown(id)),
+        }
     }
 
     fn claim(&self, id: &str) -> Result<Claim<'_>, SelectionServiceError> {
         let reservations = &self.shared().reservations;
+        let replicas = self.shared().replicas.as_ref();
+        if replicas.is_some_and(|replicas| replicas.holds(id)) {
+            return Err(SelectError::DuplicateReservation { id: id.to_owned() }.into());
+        }
         reservations
             .claim(id, Instant::now())
             .map_err(|error| match error {

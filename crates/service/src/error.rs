@@ -39,6 +39,16 @@ pub enum SelectionServiceError {
     TooManyReservations { limit: usize },
     #[error("{limit} dumps of the index are under way already")]
     TooManyDumps { limit: usize },
+    /// Replicas tell each other nothing here.
+    #[error("replica synchronization is disabled")]
+    SyncDisabled,
+    #[error("peer endpoint {endpoint:?} is not tcp://host:port")]
+    BadPeer { endpoint: String },
+    /// Too many are followed already, or the service is stopping.
+    #[error("no peer can be added now")]
+    PeersUnavailable,
+    #[error("cannot listen for replicas on port {port}")]
+    ReplicaPort { port: u16, source: std::io::Error },
     #[error("{setting} is {value}, expected {expected}")]
     BadSetting {
         setting: &'static str,

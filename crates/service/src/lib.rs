@@ -19,6 +19,8 @@ mod metrics;
 mod pending;
 mod predictions;
 mod recovery;
+mod replicas;
+mod reservation;
 mod reservations;
 mod service;
 mod shared_cache;
@@ -34,6 +36,8 @@ pub use inspection::OverlapScores;
 pub use metrics::SelectionMetrics;
 pub use pending::PendingConfig;
 pub use recovery::{PeerTls, PeersError, RecoveryConfig};
+pub use replicas::check_endpoint as check_peer_endpoint;
+pub use reservation::Reservation;
 pub use reservations::ReservationsConfig;
 pub use service::{
     EventsApplied, MAX_RESERVATION_ID_BYTES, PartitionLoads, Reserved, Selected, SelectionService,

@@ -14,6 +14,7 @@ use crate::indexed::IndexMetrics;
 use crate::pending::PendingMetrics;
 use crate::predictions::PredictionMetrics;
 use crate::recovery::RecoveryMetrics;
+use crate::replicas::ReplicaMetrics;
 use crate::reservations::ReservationMetrics;
 use crate::shared_cache::SharedCacheMetrics;
 use crate::workers::Lifecycle;
@@ -32,6 +33,7 @@ pub struct SelectionMetrics {
     pub(crate) recovery: RecoveryMetrics,
     pub(crate) shared_cache: SharedCacheMetrics,
     pub(crate) audit: AuditMetrics,
+    pub(crate) replicas: ReplicaMetrics,
 }
 
 /// The part that the event subscribers count.
@@ -149,6 +151,7 @@ impl SelectionMetrics {
         metrics.recovery.register(registry);
         metrics.shared_cache.register(registry);
         metrics.audit.register(registry);
+        metrics.replicas.register(registry);
         metrics
     }
 

@@ -5,13 +5,13 @@
 //! `Reservation` that is returned, and by nothing else.
 
 use std::collections::BTreeSet;
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use pointsman_core::{
-    Partition, PartitionId, RankLoad, Reservation, ReservationId, SelectError, Selection,
-    SelectionRequest,
+    Partition, PartitionId, RankLoad, ReservationId, SelectError, Selection, SelectionRequest,
 };
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, watch};
@@ -24,6 +24,8 @@ use crate::error::{SelectionServiceError, UnknownModel};
 use crate::metrics::SelectionMetrics;
 use crate::pending::{PendingConfig, PendingSelections};
 use crate::recovery::{IndexerPeers, Recovery};
+use crate::replicas::{Booking, HeldBy, Replicas};
+use crate::reservation::Reservation;
 use crate::reservations::{Reservations, ReservationsConfig};
 use crate::shared_cache::{SharedCache, SharedCacheConfig};
 use crate::workers::{
@@ -54,6 +56,8 @@ pub(crate) struct Shared {
     state: watch::Sender<ServiceState>,
     default_model: Option<String>,
     metrics: SelectionMetrics,
+    // Dropped before the reservations: those that end with this process end without a word.
+    pub(crate) replicas: Option<Replicas>,
     pub(crate) pending: PendingSelections,
     pub(crate) reservations: Reservations,
     /// A turn for each dump under way.
@@ -79,6 +83,7 @@ pub(crate) struct Parts {
     pub(crate) recovery: Arc<Recovery>,
     pub(crate) shared_cache: Option<SharedCacheConfig>,
     pub(crate) audit: AuditConfig,
+    pub(crate) replicas: Option<Replicas>,
     pub(crate) metrics: SelectionMetrics,
 }
 
@@ -135,6 +140,7 @@ impl SelectionService {
             recovery,
             shared_cache,
             audit,
+            replicas,
             metrics,
         } = parts;
         let service = Self {
@@ -143,6 +149,7 @@ impl SelectionService {
                 published: ArcSwap::default(),
                 state: watch::Sender::default(),
                 default_model,
+                replicas,
                 pending: PendingSelections::new(memory.pending, metrics.pending.clone()),
                 reservations: Reservations::new(memory.reservations, metrics.by_id.clone()),
                 dumps: dump::turns(),
@@ -308,11 +315,23 @@ impl SelectionService {
     pub async fn select_and_reserve(
         &self,
         partition: &PartitionId,
-        mut request: SelectionRequest,
+        request: SelectionRequest,
         id: Option<String>,
     ) -> Result<Reserved, SelectionServiceError> {
+        let id = id.unwrap_or_else(new_id);
+        self.select_and_reserve_as(HeldBy::Exchange, partition, request, &id)
+            .await
+    }
+
+    pub(crate) async fn select_and_reserve_as(
+        &self,
+        held_by: HeldBy,
+        partition: &PartitionId,
+        mut request: SelectionRequest,
+        id: &str,
+    ) -> Result<Reserved, SelectionServiceError> {
         self.ask_shared_cache(partition, &mut request).await;
-        let outcome = self.reserve_now(partition, request, id);
+        let outcome = self.reserve_now(held_by, partition, request, id);
         self.count(outcome.as_ref().err());
         outcome
     }
@@ -326,6 +345,35 @@ impl SelectionService {
                 loads: partition.loads(),
             })
             .collect()
+    }
+
+    /// Follows the load of another replica. False where it is followed already.
+    pub fn register_peer(&self, endpoint: &str) -> Result<bool, SelectionServiceError> {
+        if self.shared.is_stopping() {
+            return Err(SelectionServiceError::PeersUnavailable);
+        }
+        self.replicas()?.register(endpoint, self.downgrade())
+    }
+
+    /// Follows another replica no more. False where it was not followed. What it was heard to hold
+    /// stays charged as if it had fallen silent.
+    pub fn deregister_peer(&self, endpoint: &str) -> Result<bool, SelectionServiceError> {
+        Ok(self.replicas()?.deregister(endpoint))
+    }
+
+    /// The peers that are followed, sorted.
+    pub fn peers(&self) -> Vec<String> {
+        self.replicas().map(Replicas::endpoints).unwrap_or_default()
+    }
+
+    /// Where this replica tells the others of its load; `None` where it does not.
+    pub fn replica_sync_address(&self) -> Option<SocketAddr> {
+        self.replicas().map(Replicas::address).ok()
+    }
+
+    fn replicas(&self) -> Result<&Replicas, SelectionServiceError> {
+        let replicas = self.shared.replicas.as_ref();
+        replicas.ok_or(SelectionServiceError::SyncDisabled)
     }
 
     pub fn has_schedulable_worker(&self) -> bool {
@@ -366,27 +414,57 @@ impl SelectionService {
         if late > 0 {
             warn!(late, "tasks still running at shutdown");
         }
+        if let Some(replicas) = &self.shared.replicas {
+            replicas.stop().await;
+        }
     }
 
     fn reserve_now(
         &self,
+        held_by: HeldBy,
         partition: &PartitionId,
         request: SelectionRequest,
-        id: Option<String>,
+        id: &str,
     ) -> Result<Reserved, SelectionServiceError> {
-        let id = id.unwrap_or_else(new_id);
-        checked_id(&id)?;
+        checked_id(id)?;
         let id = ReservationId::from(id);
+        let expected_output_tokens = request.expected_output_tokens;
+        let lora_name = request.lora_name.clone();
         let reserve = |partition: &Partition, request: &SelectionRequest| {
             let reserved = partition.select_and_reserve(request, id.clone(), Instant::now())?;
             Ok((reserved.selection, reserved.reservation))
         };
         let (selected, reservation) = self.place(partition, request, reserve)?;
         self.shared.metrics.reservations.inc();
+        let selection = &selected.selection;
+        let booking = Booking {
+            partition,
+            block_size: selection.block_size,
+            charge: &selection.charge(),
+            expected_output_tokens,
+            lora_name: lora_name.as_deref(),
+            held_by,
+        };
+        let reservation = self.told(reservation, &booking);
         Ok(Reserved {
             selected,
             reservation,
         })
+    }
+
+    /// The other replicas, where there are any, are told of what was charged.
+    pub(crate) fn told(
+        &self,
+        reservation: pointsman_core::Reservation,
+        booking: &Booking<'_>,
+    ) -> Reservation {
+        match &self.shared.replicas {
+            Some(replicas) => {
+                let teller = replicas.tell(&reservation, booking);
+                Reservation::told(reservation, teller)
+            }
+            None => Reservation::untold(reservation),
+        }
     }
 
     /// Makes a choice and finds its endpoint. A worker may join or leave while the choice is made: it is
@@ -508,6 +586,10 @@ impl SelectionService {
             self.shared.reservations.orphan(&removed);
             self.shared.audit.forget(&removed);
         }
+        if let Some(replicas) = &self.shared.replicas {
+            replicas.orphan(&removed);
+            replicas.workers_changed();
+        }
         Ok(outcome)
     }
 
@@ -531,6 +613,11 @@ impl Shared {
         self.published.load().workers.contains_key(&worker_id)
     }
 
+    /// The partition of that name, if a worker ever made one.
+    pub(crate) fn partition(&self, id: &PartitionId) -> Option<Arc<Partition>> {
+        self.published.load().partitions.get(id).cloned()
+    }
+
     /// Lets go of what is over by time.
     pub(crate) fn expire(&self, now: Instant) {
         self.pending.expire(now);
@@ -548,6 +635,9 @@ impl Shared {
             .index
             .measure(stats.iter().map(|stats| stats.index));
         self.recovery.expire(now);
+        if let Some(replicas) = &self.replicas {
+            replicas.tick(self, now);
+        }
     }
 
     pub(crate) fn is_stopping(&self) -> bool {

@@ -24,7 +24,6 @@ pub(super) const IGNORED: &[Setting] = &[
     ignored("DYN_EPP_TOTAL_KV_BLOCKS", "Capacity of discovered pods."),
     ignored("DYN_EPP_SELECTION_INDEXER_THREADS", "Indexer threads."),
     ignored("DYN_EPP_PEER_SERVICE", "Service that lists the peers."),
-    ignored("DYN_EPP_REPLICA_SYNC_PORT", "Port for peers."),
     ignored("DYN_EPP_SELECTION_HTTP_PORT", "Port of the HTTP service."),
     ignored(
         "DYN_EPP_WORKER_ROLE_LABEL",

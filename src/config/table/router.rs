@@ -81,13 +81,16 @@ pub(super) const ROUTER: &[Setting] = &[
         "true",
         "Charge a worker for prompt tokens until the first output.",
     ),
-    not_yet(
-        "router.replica_sync",
-        "DYN_ROUTER_REPLICA_SYNC",
-        Bool,
-        "false",
-        "Share load with peers.",
-    ),
+    Setting {
+        status: Status::OnlyDefault("`selection.replica_sync_port` turns it on"),
+        ..used(
+            "router.replica_sync",
+            "DYN_ROUTER_REPLICA_SYNC",
+            Bool,
+            "false",
+            "Share load with other replicas.",
+        )
+    },
     not_yet(
         "router.queue_threshold",
         "DYN_ROUTER_QUEUE_THRESHOLD",

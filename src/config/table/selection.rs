@@ -1,7 +1,7 @@
 //! Settings of the selection service over HTTP; listed only, read elsewhere.
 
 use super::Kind::{Bool, Bytes, Count, Path, Port, Seconds, Text, Weight};
-use super::{DAY_SECONDS, SECONDS, Setting, not_yet, used};
+use super::{DAY_SECONDS, SECONDS, Setting, used};
 
 pub(super) const SELECTION: &[Setting] = &[
     used(
@@ -66,19 +66,22 @@ pub(super) const SELECTION: &[Setting] = &[
         "10000000",
         "How many blocks of a peer's dump are kept for their workers, 16 bytes each.",
     ),
-    not_yet(
-        "selection.replica_sync_port",
-        "POINTSMAN_REPLICA_SYNC_PORT",
-        Port,
-        "",
-        "Port on which load is told to other replicas (ZMQ PUB). Flag `--replica-sync-port`.",
-    ),
-    not_yet(
+    Setting {
+        aliases: &["DYN_EPP_REPLICA_SYNC_PORT"],
+        ..used(
+            "selection.replica_sync_port",
+            "POINTSMAN_REPLICA_SYNC_PORT",
+            Port,
+            "",
+            "Port on which load is told to other replicas (ZMQ PUB, on all addresses, without authentication); unset: none is told. Flag `--replica-sync-port`.",
+        )
+    },
+    used(
         "selection.replica_sync_peers",
         "POINTSMAN_REPLICA_SYNC_PEERS",
         Text,
         "",
-        "Endpoints of other replicas, separated by commas. Flag `--replica-sync-peers`.",
+        "Other replicas whose load is followed, `tcp://host:port` each, separated by commas; needs the port. Flag `--replica-sync-peers`.",
     ),
     used(
         "selection.cache_ttl_secs",

@@ -149,6 +149,7 @@ impl From<SelectionServiceError> for Refusal {
         };
         match error {
             SelectionServiceError::BadWorker { field, .. } => refusal.of(field),
+            SelectionServiceError::BadPeer { .. } => refusal.of("endpoint"),
             SelectionServiceError::Select(SelectError::PinnedNotAllowed { .. }) => {
                 refusal.of("pinned_worker")
             }
@@ -165,7 +166,7 @@ fn row(error: &SelectionServiceError) -> (StatusCode, &'static str) {
     use SelectionServiceError as E;
     match error {
         E::Select(error) => selection_row(error),
-        E::BadWorker { .. } => (StatusCode::BAD_REQUEST, INVALID),
+        E::BadWorker { .. } | E::BadPeer { .. } => (StatusCode::BAD_REQUEST, INVALID),
         E::UnknownWorker { .. } => (StatusCode::NOT_FOUND, "unknown_worker"),
         E::UnknownReservation { .. } => (StatusCode::NOT_FOUND, "unknown_reservation"),
         E::NoPendingSelection { .. } => (StatusCode::NOT_FOUND, "no_pending_selection"),
@@ -178,11 +179,14 @@ fn row(error: &SelectionServiceError) -> (StatusCode, &'static str) {
         E::WorkerNotSchedulable { .. } => {
             (StatusCode::SERVICE_UNAVAILABLE, "worker_not_schedulable")
         }
+        E::SyncDisabled => (StatusCode::CONFLICT, "replica_sync_disabled"),
+        E::PeersUnavailable => (StatusCode::SERVICE_UNAVAILABLE, "peers_unavailable"),
         E::BadSetting { .. }
         | E::BadConfig { .. }
         | E::IndexerPeers(_)
         | E::Policy(_)
-        | E::NoRuntime => (StatusCode::INTERNAL_SERVER_ERROR, INTERNAL),
+        | E::NoRuntime
+        | E::ReplicaPort { .. } => (StatusCode::INTERNAL_SERVER_ERROR, INTERNAL),
     }
 }
 
@@ -213,7 +217,7 @@ impl SelectionServiceError {
     /// What kind of error this is, coarser than its variant.
     pub fn kind(&self) -> &'static str {
         match (self, row(self).0) {
-            (Self::NotReady | Self::ShuttingDown, _) => "not_ready",
+            (Self::NotReady | Self::ShuttingDown | Self::PeersUnavailable, _) => "not_ready",
             (_, StatusCode::BAD_REQUEST) => "bad_request",
             (_, StatusCode::NOT_FOUND) => "not_found",
             (_, StatusCode::CONFLICT) => "conflict",

@@ -9,10 +9,10 @@ use axum::response::{IntoResponse, Response};
 use super::Api;
 use super::answer::{DONE, Done, LoadAnswer, LoadsAnswer, OverlapScoresAnswer, ReadyAnswer};
 use super::body::JsonBody;
-use super::documents::{DumpedPartition, PeerFields, PromptFields};
+use super::documents::{DumpedPartition, PromptFields};
 use super::error::{ErrorBody, Refusal, json};
 use super::filter::{Filter, filter};
-use super::request::{PromptCall, peer_endpoint};
+use super::request::PromptCall;
 
 /// Whether the process lives.
 #[utoipa::path(get, path = "/health", tag = "inspection",
@@ -110,35 +110,4 @@ pub(super) async fn dump(State(api): State<Api>) -> Result<Response, Refusal> {
     let json = HeaderValue::from_static("application/json");
     response.headers_mut().insert(header::CONTENT_TYPE, json);
     Ok(response)
-}
-
-/// Adds a peer whose reservations are followed.
-#[utoipa::path(post, path = "/replica_sync/register_peer", tag = "replicas", request_body = PeerFields,
-    responses((status = 409, description = "Replica synchronization is disabled", body = ErrorBody)))]
-pub(super) async fn register_peer(JsonBody(body): JsonBody) -> Result<Response, Refusal> {
-    peer_endpoint(&body)?;
-    Err(sync_disabled())
-}
-
-/// Removes a peer.
-#[utoipa::path(post, path = "/replica_sync/deregister_peer", tag = "replicas", request_body = PeerFields,
-    responses((status = 409, description = "Replica synchronization is disabled", body = ErrorBody)))]
-pub(super) async fn deregister_peer(JsonBody(body): JsonBody) -> Result<Response, Refusal> {
-    peer_endpoint(&body)?;
-    Err(sync_disabled())
-}
-
-/// The endpoints of all peers, sorted.
-#[utoipa::path(get, path = "/replica_sync/peers", tag = "replicas",
-    responses((status = 200, description = "None while synchronization is disabled", body = [String])))]
-pub(super) async fn peers() -> Response {
-    json(StatusCode::OK, &[(); 0])
-}
-
-fn sync_disabled() -> Refusal {
-    Refusal::new(
-        StatusCode::CONFLICT,
-        "replica_sync_disabled",
-        "replica synchronization is disabled",
-    )
 }

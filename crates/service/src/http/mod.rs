@@ -13,6 +13,7 @@ mod inspection;
 mod json;
 mod openapi;
 mod prompt;
+mod replicas;
 mod request;
 mod reservations;
 mod selection;
@@ -114,15 +115,12 @@ pub fn router(service: SelectionService, config: Config) -> Router {
         .route("/potential_loads", post(inspection::potential_loads))
         .route("/overlap_scores", post(inspection::overlap_scores))
         .route("/dump", get(inspection::dump))
-        .route(
-            "/replica_sync/register_peer",
-            post(inspection::register_peer),
-        )
+        .route("/replica_sync/register_peer", post(replicas::register_peer))
         .route(
             "/replica_sync/deregister_peer",
-            post(inspection::deregister_peer),
+            post(replicas::deregister_peer),
         )
-        .route("/replica_sync/peers", get(inspection::peers))
+        .route("/replica_sync/peers", get(replicas::peers))
         .route("/openapi.json", get(openapi::document));
     let router = if has_metrics {
         router.route("/metrics", get(inspection::metrics))

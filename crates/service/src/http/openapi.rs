@@ -14,7 +14,7 @@ use utoipa::openapi::{ContentBuilder, Ref, ResponseBuilder};
 use utoipa::{Modify, OpenApi};
 
 use super::error::ErrorBody;
-use super::{inspection, reservations, selection, workers};
+use super::{inspection, replicas, reservations, selection, workers};
 
 #[derive(OpenApi)]
 #[openapi(
@@ -40,9 +40,9 @@ use super::{inspection, reservations, selection, workers};
         inspection::potential_loads,
         inspection::overlap_scores,
         inspection::dump,
-        inspection::register_peer,
-        inspection::deregister_peer,
-        inspection::peers,
+        replicas::register_peer,
+        replicas::deregister_peer,
+        replicas::peers,
     ),
     components(schemas(ErrorBody)),
     modifiers(&Common)

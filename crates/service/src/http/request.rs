@@ -17,6 +17,7 @@ use super::error::Refusal;
 use super::json::{JsonError, Object};
 use super::prompt::{self, LISTS, Wanted};
 use crate::by_id::ExplicitReservation;
+use crate::replicas::check_endpoint;
 use crate::service::checked_id;
 
 const DEFAULT_NAME: &str = "default";
@@ -155,14 +156,9 @@ pub(super) fn cached_tokens(body: &Bytes) -> Result<Option<u64>, Refusal> {
 pub(super) fn peer_endpoint(body: &Bytes) -> Result<String, Refusal> {
     let object = Object::parse(body, &[])?;
     let endpoint: String = object.require("endpoint")?;
-    let address = endpoint.strip_prefix("tcp://").unwrap_or_default();
-    let good = address.rsplit_once(':').is_some_and(|(host, port)| {
-        !host.is_empty() && !host.contains(['/', ' ']) && port.parse::<u16>().is_ok()
-    });
-    if good {
-        Ok(endpoint)
-    } else {
-        Err(object.bad("endpoint", "must be tcp://host:port").into())
+    match check_endpoint(&endpoint) {
+        Ok(()) => Ok(endpoint),
+        Err(_) => Err(object.bad("endpoint", "must be tcp://host:port").into()),
     }
 }
 

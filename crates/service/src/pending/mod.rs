@@ -54,6 +54,7 @@ pub(crate) struct PendingSelection {
     /// What the index was asked by, where what is routed is believed in.
     pub(crate) looked_up: Arc<[SequenceHash]>,
     pub(crate) prediction: CachePrediction,
+    pub(crate) expected_output_tokens: Option<u32>,
 }
 
 /// A pending selection as it was found: a later one of the same id is another.

@@ -36,6 +36,7 @@ fn of_worker(worker_id: u64) -> PendingSelection {
         charge: Charge::default(),
         looked_up: Arc::default(),
         prediction: CachePrediction::new(Arc::new(partition), &selection, now),
+        expected_output_tokens: None,
     }
 }
 

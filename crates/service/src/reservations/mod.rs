@@ -9,12 +9,13 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use pointsman_core::{ChargeHandle, Reservation, ReservationId};
+use pointsman_core::ReservationId;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
 use crate::audit::CachePrediction;
+use crate::reservation::{ChargeHandle, Reservation};
 
 /// Bounds on reservations known by id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -31,7 +31,7 @@ fn book(of: &Reservations, partition: &Partition, id: &str, worker_id: u64, now:
     let claim = of.claim(id, now).unwrap();
     let worker = WorkerWithDpRank::from_worker_id(worker_id);
     let reservation = partition.reserve(worker, Charge::default(), claim.id().clone());
-    claim.fulfil(reservation.unwrap(), None, now);
+    claim.fulfil(Reservation::untold(reservation.unwrap()), None, now);
 }
 
 fn charged(partition: &Partition) -> u64 {

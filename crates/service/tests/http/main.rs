@@ -62,6 +62,7 @@ mod manners;
 mod pending;
 mod refusals;
 mod replay;
+mod replicas;
 mod rig;
 mod security;
 mod selecting;

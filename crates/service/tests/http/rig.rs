@@ -136,6 +136,15 @@ impl Rig {
         self.caller.send(method, path, headers, body).await
     }
 
+    pub(crate) async fn until_totals(&self, totals: (u64, u64)) {
+        let wait = async {
+            while self.totals().await != totals {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, wait).await.unwrap();
+    }
+
     /// Active requests and prefill tokens over all partitions.
     pub(crate) async fn totals(&self) -> (u64, u64) {
         let loads = self.get("/loads").await;

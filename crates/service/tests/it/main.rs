@@ -12,5 +12,6 @@ mod pack;
 mod recorded;
 mod recording;
 mod recovery;
+mod replicas;
 mod rig;
 mod selection;
