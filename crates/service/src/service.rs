@@ -5,7 +5,6 @@
 //! `Reservation` that is returned, and by nothing else.
 
 use std::collections::BTreeSet;
-use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -347,35 +346,6 @@ impl SelectionService {
             .collect()
     }
 
-    /// Follows the load of another replica. False where it is followed already.
-    pub fn register_peer(&self, endpoint: &str) -> Result<bool, SelectionServiceError> {
-        if self.shared.is_stopping() {
-            return Err(SelectionServiceError::PeersUnavailable);
-        }
-        self.replicas()?.register(endpoint, self.downgrade())
-    }
-
-    /// Follows another replica no more. False where it was not followed. What it was heard to hold
-    /// stays charged as if it had fallen silent.
-    pub fn deregister_peer(&self, endpoint: &str) -> Result<bool, SelectionServiceError> {
-        Ok(self.replicas()?.deregister(endpoint))
-    }
-
-    /// The peers that are followed, sorted.
-    pub fn peers(&self) -> Vec<String> {
-        self.replicas().map(Replicas::endpoints).unwrap_or_default()
-    }
-
-    /// Where this replica tells the others of its load; `None` where it does not.
-    pub fn replica_sync_address(&self) -> Option<SocketAddr> {
-        self.replicas().map(Replicas::address).ok()
-    }
-
-    fn replicas(&self) -> Result<&Replicas, SelectionServiceError> {
-        let replicas = self.shared.replicas.as_ref();
-        replicas.ok_or(SelectionServiceError::SyncDisabled)
-    }
-
     pub fn has_schedulable_worker(&self) -> bool {
         !self.shared.published.load().endpoints.is_empty()
     }
@@ -450,21 +420,6 @@ impl SelectionService {
             selected,
             reservation,
         })
-    }
-
-    /// The other replicas, where there are any, are told of what was charged.
-    pub(crate) fn told(
-        &self,
-        reservation: pointsman_core::Reservation,
-        booking: &Booking<'_>,
-    ) -> Reservation {
-        match &self.shared.replicas {
-            Some(replicas) => {
-                let teller = replicas.tell(&reservation, booking);
-                Reservation::told(reservation, teller)
-            }
-            None => Reservation::untold(reservation),
-        }
     }
 
     /// Makes a choice and finds its endpoint. A worker may join or leave while the choice is made: it is

@@ -236,3 +236,64 @@ async fn read(reader: &mut OwnedReadHalf, bytes: &mut BytesMut) -> Result<(), Go
         _ => Ok(()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::wire::EVENTS;
+    use super::*;
+
+    fn subscribed(topics: &[&str]) -> Listener {
+        let listener = Listener::default();
+        for topic in topics {
+            let topic = Bytes::copy_from_slice(topic.as_bytes());
+            listener.lock().topics.push(topic);
+        }
+        listener
+    }
+
+    fn queued(listener: &Listener) -> usize {
+        listener.lock().queue.len()
+    }
+
+    #[test]
+    fn it_is_sent_what_it_subscribed_to() {
+        let listener = subscribed(&["dynamo.slot"]);
+        let message = Bytes::from_static(b"m");
+        assert!(listener.send(EVENTS, &message) && listener.send(PEERS, &message));
+        assert_eq!(queued(&listener), 1);
+        assert!(subscribed(&[]).send(EVENTS, &message));
+    }
+
+    #[test]
+    fn what_waits_for_it_is_bounded_in_bytes_and_in_messages() {
+        let (large, small) = (subscribed(&[""]), subscribed(&[""]));
+        let message = Bytes::from(vec![0; 1 << 20]);
+        let sent = (0..1_000).filter(|_| large.send(EVENTS, &message)).count();
+        assert_eq!(sent, MAX_QUEUED_BYTES >> 20);
+        let message = Bytes::from_static(b"m");
+        let sent = (0..2 * MAX_QUEUED).filter(|_| small.send(EVENTS, &message));
+        assert_eq!(sent.count(), MAX_QUEUED);
+    }
+
+    #[test]
+    fn a_snapshot_waits_for_room_and_begins_anew_when_it_is_asked_for_anew() {
+        let listener = subscribed(&[""]);
+        assert_eq!(listener.wants_piece(), None);
+        listener.lock().piece_after = Some(0);
+        assert_eq!(listener.wants_piece(), Some(0));
+        listener.piece_sent(0, Some(256));
+        assert_eq!(listener.wants_piece(), Some(256));
+        let message = Bytes::from(vec![0; PIECE_QUEUED_BYTES + 1]);
+        assert!(listener.send(EVENTS, &message));
+        assert_eq!(listener.wants_piece(), None);
+        let mut bytes = BytesMut::new();
+        assert!(
+            listener.take(&mut bytes).unwrap(),
+            "it goes on when this is written"
+        );
+        assert_eq!(listener.wants_piece(), Some(256));
+        listener.lock().piece_after = Some(0);
+        listener.piece_sent(256, Some(512));
+        assert_eq!(listener.wants_piece(), Some(0));
+    }
+}

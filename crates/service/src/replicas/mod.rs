@@ -4,6 +4,7 @@
 //! `outbox`), what the others hold (`mirror`), sockets (`publisher`, `listener`, `subscriber`). Nothing here waits on
 //! the way of a request, and no message of a peer makes a worker.
 
+mod door;
 mod listener;
 mod metrics;
 mod mirror;
@@ -459,3 +460,6 @@ fn router_id() -> u64 {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -319,3 +319,6 @@ pub(super) struct New<H> {
     pub(super) silent: Duration,
     pub(super) from: Option<u64>,
 }
+
+#[cfg(test)]
+mod tests;

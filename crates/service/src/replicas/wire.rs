@@ -213,13 +213,17 @@ impl Hashes {
 
 /// An event as every replica reads it.
 pub(super) fn event(router_id: u64, event: &Event) -> Bytes {
+    framed(EVENTS, &envelope(router_id, event))
+}
+
+fn envelope(router_id: u64, event: &Event) -> Envelope<'_> {
     let record = &event.record;
     let (data, whose) = match event.change {
         Change::Add => (added(record), Whose::Own),
         Change::PrefillCompleted(whose) => (Data::MarkPrefillCompleted, whose),
         Change::Free(whose) => (Data::Free, whose),
     };
-    let envelope = Envelope {
+    Envelope {
         model_name: record.partition.model_name.as_str().into(),
         routing_group: record.partition.routing_group.as_str().into(),
         block_size: record.block_size,
@@ -239,8 +243,7 @@ pub(super) fn event(router_id: u64, event: &Event) -> Bytes {
                 seq,
             }),
         },
-    };
-    framed(EVENTS, &envelope)
+    }
 }
 
 fn added(record: &Record) -> Data {

@@ -17,6 +17,14 @@ pub(in crate::replicas) fn frames(message: &Bytes) -> Vec<Bytes> {
     }
 }
 
+/// The same event as a peer tells it that numbers nothing.
+pub(in crate::replicas) fn published(router_id: u64, event: &Event) -> Bytes {
+    let mut envelope = envelope(router_id, event);
+    envelope.seq = None;
+    envelope.exchange = false;
+    framed(EVENTS, &envelope)
+}
+
 fn record(held_by: HeldBy) -> Arc<Record> {
     Arc::new(Record {
         partition: PartitionId::new("m", "g"),

@@ -217,3 +217,32 @@ fn own_messages_are_passed_over() {
     assert_eq!(world.charged(), [""; 0]);
     assert!(world.mirror.origins.is_empty());
 }
+
+#[test]
+fn word_that_an_id_lives_renews_it_wherever_it_is_held() {
+    let mut world = World::new();
+    world.published("a", What::Add);
+    world.pass(299 * SECOND);
+    world.hear(Heard::Renewed(100, vec![ReservationId::from("a")]));
+    world.pass(299 * SECOND);
+    assert_eq!(world.charged(), ["a"]);
+    world.pass(SECOND);
+    assert_eq!(world.charged(), [""; 0]);
+    assert_eq!(world.renewed, ["a"], "it may be our own");
+}
+
+#[test]
+fn a_replica_that_was_thought_dead_tells_all_before_it_is_given_back_anything() {
+    let mut world = World::new();
+    world.add("a", HeldBy::Id);
+    world.settle();
+    assert_eq!(world.given_back, 1, "as every snapshot ends");
+    world.pass(10 * SECOND);
+    assert_eq!(world.taken.len(), 1);
+    world.pump(true);
+    world.deliver();
+    assert_eq!(world.given_back, 1);
+    world.pass(2 * SECOND);
+    world.settle();
+    assert_eq!(world.given_back, 2);
+}

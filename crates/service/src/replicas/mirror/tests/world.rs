@@ -49,6 +49,8 @@ pub(super) struct World {
     pub(super) told: usize,
     /// Those that changed something at the owner, and that nobody took note of yet.
     pub(super) obeyed: Vec<(String, OwnChange)>,
+    pub(super) renewed: Vec<String>,
+    pub(super) given_back: usize,
     pub(super) now: Instant,
     held: Rc<Cell<usize>>,
     ids: BTreeSet<String>,
@@ -76,6 +78,8 @@ impl World {
             deaf: false,
             told: 0,
             obeyed: Vec::new(),
+            renewed: Vec::new(),
+            given_back: 0,
             now: Instant::now(),
             held: Rc::default(),
             ids: BTreeSet::new(),
@@ -238,10 +242,9 @@ impl World {
                 Action::Tell(record, change) => self.told(&record, change),
                 Action::Ask(LINK) => self.subscribe(),
                 Action::Ask(link) => panic!("nobody is on link {link}"),
-                Action::CompletePrefill(_)
-                | Action::Own(..)
-                | Action::GiveBack { .. }
-                | Action::RenewOwn(_) => {}
+                Action::GiveBack { .. } => self.given_back += 1,
+                Action::RenewOwn(id) => self.renewed.push(id.to_string()),
+                Action::CompletePrefill(_) | Action::Own(..) => {}
             }
         }
     }
