@@ -191,10 +191,9 @@ impl Audit {
         comparison: &Comparison,
         now: Instant,
     ) -> (Heard, Option<Step>) {
-        // The first decision that a rank is judged by is that of its first report.
         let begin = || Audited {
             partition: Arc::clone(&prediction.partition),
-            rank: rank::RankAudit::new(self.config.settling, prediction.decided_at),
+            rank: rank::RankAudit::new(self.config.settling, now),
         };
         let mut ranks = self.lock();
         let audited = ranks.entry(prediction.worker).or_insert_with(begin);

@@ -18,7 +18,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-pub(super) const WINDOW: usize = 32;
+pub(super) const WINDOW: usize = 16;
 pub(super) const JUDGED_FROM: usize = 8;
 pub(super) const OLDEST: Duration = Duration::from_mins(10);
 pub(super) const AGREEMENTS: u32 = 8;
@@ -110,7 +110,7 @@ pub(super) struct RankAudit {
     window: VecDeque<Sample>,
     counts: Counts,
     /// Decisions before it say nothing any more.
-    counts_from: Instant,
+    counts_from: Option<Instant>,
     /// Quarantines since the rank was last trusted for long.
     rounds: u32,
 }
@@ -145,14 +145,13 @@ impl Evidence {
 }
 
 impl RankAudit {
-    /// Decisions from `now` on are judged.
     pub(super) fn new(settling: Duration, now: Instant) -> Self {
         Self {
             settling,
             phase: Phase::Trusted { since: now },
             window: VecDeque::new(),
             counts: Counts::default(),
-            counts_from: now,
+            counts_from: None,
             rounds: 0,
         }
     }
@@ -186,7 +185,8 @@ impl RankAudit {
 
     /// Counts a comparison and judges the rank by it.
     pub(super) fn hear(&mut self, comparison: &Comparison, now: Instant) -> (Heard, Option<Step>) {
-        if comparison.decided_at < self.counts_from {
+        let is_stale = |from: Instant| comparison.decided_at < from;
+        if self.counts_from.is_some_and(is_stale) {
             return (Heard::Stale, None);
         }
         let verdict = self.count(comparison);
@@ -266,7 +266,7 @@ impl RankAudit {
         };
         self.rounds = self.rounds.saturating_add(1);
         self.window.clear();
-        self.counts_from = now + self.settling;
+        self.counts_from = Some(now + self.settling);
         self.phase = Phase::Quarantined(Quarantine {
             since,
             evidence,
@@ -279,7 +279,7 @@ impl RankAudit {
 
     fn restore(&mut self, now: Instant) -> Step {
         self.window.clear();
-        self.counts_from = now;
+        self.counts_from = Some(now);
         self.phase = Phase::Trusted { since: now };
         Step::Restore
     }

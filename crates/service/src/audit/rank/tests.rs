@@ -94,6 +94,16 @@ fn a_rank_that_delivers_nothing_is_quarantined_at_the_eighth_report() {
 }
 
 #[test]
+fn a_good_record_is_forgotten_after_a_window_of_broken_promises() {
+    let mut scene = Scene::new();
+    for _ in 0..100 {
+        assert_eq!(scene.report(50, 50), None);
+    }
+    let broken = (1..100).find(|_| scene.report(2, 0).is_some());
+    assert_eq!(broken, Some(WINDOW));
+}
+
+#[test]
 fn a_rank_that_delivers_half_is_trusted() {
     let mut scene = Scene::new();
     for _ in 0..100 {
@@ -197,7 +207,7 @@ fn a_rank_that_behaved_for_an_hour_is_forgiven() {
 /// The rules as they are written, over a list of all that was heard.
 struct Model {
     samples: Vec<(Instant, u64, u64)>,
-    judged_from: Instant,
+    judged_from: Option<Instant>,
     quarantined_at: Option<Instant>,
     again_from: Instant,
     trusted_since: Instant,
@@ -208,7 +218,7 @@ impl Model {
     fn new(now: Instant) -> Self {
         Self {
             samples: Vec::new(),
-            judged_from: now,
+            judged_from: None,
             quarantined_at: None,
             again_from: now,
             trusted_since: now,
@@ -232,7 +242,7 @@ impl Model {
         reported: u64,
         now: Instant,
     ) -> Option<bool> {
-        if decided_at < self.judged_from || promised == 0 {
+        if self.judged_from.is_some_and(|from| decided_at < from) || promised == 0 {
             return None;
         }
         self.samples.push((now, promised, reported));
@@ -251,7 +261,7 @@ impl Model {
             .iter()
             .filter(|sample| now - sample.0 <= Duration::from_mins(10));
         let young: Vec<_> = young.collect();
-        let judged = &young[young.len().saturating_sub(32)..];
+        let judged = &young[young.len().saturating_sub(16)..];
         let broken = judged
             .iter()
             .filter(|sample| Self::is_broken(sample))
@@ -264,7 +274,7 @@ impl Model {
         }
         self.rounds += 1;
         self.samples.clear();
-        self.judged_from = now + Duration::from_secs(10);
+        self.judged_from = Some(now + Duration::from_secs(10));
         self.again_from = now + self.length();
         self.quarantined_at = Some(now);
         Some(true)
@@ -288,7 +298,7 @@ impl Model {
 
     fn restore(&mut self, now: Instant) -> bool {
         self.samples.clear();
-        self.judged_from = now;
+        self.judged_from = Some(now);
         self.trusted_since = now;
         self.quarantined_at = None;
         false
