@@ -48,6 +48,8 @@ pub(super) struct Ingest {
     ranks: BTreeMap<u32, RankMemory>,
     /// Ranks that live batches of this stream were for: its replays are for them as well.
     spoken_for: BTreeSet<u32>,
+    /// Ranks of which something was doubted already when this stream began to doubt.
+    hearsay: BTreeSet<u32>,
     /// Kept for their capacity.
     batch: Batch,
     scratch: Scratch,
@@ -68,6 +70,7 @@ impl Ingest {
             metrics,
             ranks: BTreeMap::new(),
             spoken_for: BTreeSet::new(),
+            hearsay: BTreeSet::new(),
             batch: Batch::default(),
             scratch: Scratch::default(),
         }
@@ -109,19 +112,29 @@ impl Ingest {
             self.target.partition.clear_rank(self.worker(dp_rank));
         }
         self.ranks.clear();
+        self.progress.cleared();
     }
 
     /// Doubts what this stream said; it counts until it is confirmed or dropped.
-    pub(super) fn doubt(&self) {
+    pub(super) fn doubt(&mut self) {
+        self.hearsay.clear();
         for dp_rank in self.spoken_ranks() {
-            self.target.partition.doubt_rank(self.worker(dp_rank));
+            let worker = self.worker(dp_rank);
+            let partition = &self.target.partition;
+            if partition.doubted(worker) > 0 {
+                self.hearsay.insert(dp_rank);
+            }
+            partition.doubt_rank(worker);
         }
     }
 
-    /// Nothing of what this stream said is doubted any more.
+    /// Nothing of what this stream said is doubted any more. Where a peer's word was doubted before,
+    /// it cannot be told from the engine's: whoever gave it drops what is not confirmed.
     pub(super) fn trust(&self) {
         for dp_rank in self.spoken_ranks() {
-            self.target.partition.trust_rank(self.worker(dp_rank));
+            if !self.hearsay.contains(&dp_rank) {
+                self.target.partition.trust_rank(self.worker(dp_rank));
+            }
         }
     }
 
@@ -256,7 +269,7 @@ impl Ingest {
             let per_block = usize::try_from(size.get()).unwrap_or(usize::MAX);
             let overhang = usize::from(layout.eagle);
             let engine_hashes: Vec<_> = names.iter().copied().map(EngineHash).collect();
-            let events = recut
+            let mut events = recut
                 .stored(&EngineStore {
                     parent: stored.parent.map(EngineHash),
                     engine_hashes: &engine_hashes,
@@ -265,6 +278,8 @@ impl Ingest {
                 })
                 .map_err(|error| cuts::reason(&error))?;
             let mut waits = false;
+            let is_held = |name| partition.holds_name(worker, name);
+            cuts::hang_on_plain(&mut events, stored.parent.map(EngineHash), is_held);
             for event in &events {
                 waits |= partition.apply_event_at(worker, at, event) == Applied::UnknownParent;
             }

@@ -29,6 +29,11 @@ impl RankProgress {
         self.applied_batches.fetch_add(1, Ordering::Release);
     }
 
+    /// What was applied is forgotten; numbers may begin anew.
+    pub(super) fn cleared(&self) {
+        self.next_sequence.store(0, Ordering::Relaxed);
+    }
+
     pub(super) fn set_connected(&self, connected: bool) {
         self.connected.store(connected, Ordering::Relaxed);
     }

@@ -153,6 +153,26 @@ impl Cuts {
     }
 }
 
+/// Puts cut blocks behind their parent where it is known under the engine's own name alone: a tier
+/// with larger blocks may continue a chain that another tier holds in the partition's.
+pub(super) fn hang_on_plain(
+    events: &mut [KvEvent],
+    parent: Option<EngineHash>,
+    is_held: impl Fn(EngineHash) -> bool,
+) {
+    for event in events {
+        if let KvEvent::Stored {
+            parent: Some(cut), ..
+        } = event
+            && let Some(plain) = parent.filter(|plain| *plain != *cut)
+            && !is_held(*cut)
+            && is_held(plain)
+        {
+            *cut = plain;
+        }
+    }
+}
+
 pub(super) fn reason(error: &RecutError) -> SkipReason {
     match error {
         RecutError::BlockSize { .. } => SkipReason::BlockSize,

@@ -153,3 +153,19 @@ fn doubted_joined_blocks_are_forgotten_with_their_parts() {
     rig.apply_events(vec![sized(&[1, 2, 3, 4], None, &prompt, 2)]);
     assert_eq!(rig.overlap(&prompt), 2);
 }
+
+#[test]
+fn larger_blocks_of_one_tier_may_continue_plain_ones_of_another() {
+    let mut rig = Rig::new();
+    let prompt = tokens(1..17);
+    let mut chunk = stored(&[9], Some(2), &prompt[8..], 8);
+    chunk[6] = "CPU".into();
+    rig.apply_events(vec![plain(&[1, 2], None, &prompt[..8]), V::List(chunk)]);
+    assert_eq!(rig.tiers(&prompt), (2, 2, 0));
+    rig.apply_events(vec![V::List(vec![
+        "BlockRemoved".into(),
+        vec![9_u32].into(),
+        "CPU".into(),
+    ])]);
+    assert_eq!(rig.tiers(&prompt), (2, 0, 0));
+}

@@ -257,3 +257,27 @@ fn trust_ends_all_doubt() {
     assert_eq!(rig.ingest.drop_doubted(), 0);
     assert_eq!(rig.overlap(&tokens(1..5)), 1);
 }
+
+#[test]
+fn a_peers_word_is_not_trusted_with_the_engines() {
+    let mut rig = Rig::new();
+    let worker = WorkerWithDpRank::new(WORKER, 0);
+    rig.apply_events(vec![plain(&[1], None, &tokens(1..5))]);
+    let told = KvEvent::Stored {
+        parent: None,
+        blocks: vec![StoredBlock {
+            engine_hash: EngineHash(9),
+            block_hash: hash::BlockHash(9),
+        }],
+    };
+    let partition = Arc::clone(&rig.partition);
+    partition.apply_unconfirmed(worker, Placement::default(), &told);
+    rig.ingest.doubt();
+    rig.ingest.trust();
+    assert!(rig.doubted() > 0, "it is still to be confirmed or dropped");
+    partition.drop_doubted(worker);
+    rig.apply_events(vec![plain(&[1], None, &tokens(1..5))]);
+    rig.ingest.doubt();
+    rig.ingest.trust();
+    assert_eq!(rig.doubted(), 0);
+}
