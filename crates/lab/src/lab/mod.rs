@@ -19,12 +19,12 @@ use tokio::signal::unix::{SignalKind, signal};
 pub use error::LabError;
 pub use tokenizer::door as tokenizer_door;
 
-use crate::mock::FleetConfig;
+use crate::mock::{FaultRequest, FleetConfig};
 use conversation::Conversation;
 use draw::{Progress, rate, step};
-use play::{Pace, Turn, play};
+use play::{Pace, Restarts, Turn, play};
 use stage::{Programs, Stage};
-use verdict::{Figures, broken_promises, figures};
+use verdict::{Figures, broken_promises, figures, wrong_predictions};
 
 /// Broken promises that are printed one by one.
 const MOST_SHOWN: usize = 20;
@@ -200,7 +200,7 @@ async fn check(options: &Options, stage: &Stage) -> Result<Ending, LabError> {
     let progress = Progress::new("one in flight", requests);
     let turns = play(&stage.client, &base, model, conversations, &pace, &progress).await?;
     println!("{}", rates("    1 in flight", &figures(&turns)));
-    let broken = broken_promises(&turns);
+    let mut broken = broken_promises(&turns);
 
     step(&format!(
         "{requests} requests, {} in flight, nothing waited for",
@@ -217,8 +217,12 @@ async fn check(options: &Options, stage: &Stage) -> Result<Ending, LabError> {
         )
     );
 
+    broken.extend(drill(options, stage).await?);
     if broken.is_empty() {
-        println!("ok: every conversation stayed on its worker and every prediction was right");
+        println!(
+            "ok: every conversation stayed on its worker and every prediction was right, \
+             after a worker was killed too"
+        );
         return Ok(Ending::Done);
     }
     println!(
@@ -229,6 +233,39 @@ async fn check(options: &Options, stage: &Stage) -> Result<Ending, LabError> {
         println!("  {line}");
     }
     Ok(Ending::Broken)
+}
+
+/// A worker is killed and starts again with an empty cache: once that is known, each prediction must be right.
+async fn drill(options: &Options, stage: &Stage) -> Result<Vec<String>, LabError> {
+    let Some(worker) = stage.fleet.workers().first() else {
+        return Ok(Vec::new());
+    };
+    let requests = options.conversations * options.turns;
+    step(&format!(
+        "{} is killed and starts again; then {requests} requests, one in flight",
+        worker.name()
+    ));
+    stage.settle().wait().await?;
+    let restarts = Restarts::of(stage).await?;
+    let restart = FaultRequest {
+        restart: true,
+        ..FaultRequest::default()
+    };
+    worker.ask_fault(&restart).await;
+    restarts.wait_for_more(worker.ranks().into()).await?;
+    let conversations =
+        Conversation::draw(options.fleet.seed ^ 2, options.conversations, options.turns);
+    let pace = Pace {
+        in_flight: 1,
+        settle: Some(stage.settle()),
+        seed: options.fleet.seed,
+    };
+    let base = format!("http://{}", stage.addresses.picked);
+    let progress = Progress::new("after the restart", requests);
+    let model = &options.fleet.model;
+    let turns = play(&stage.client, &base, model, conversations, &pace, &progress).await?;
+    println!("{}", rates("after a restart", &figures(&turns)));
+    Ok(wrong_predictions(&turns))
 }
 
 fn rates(label: &str, run: &Figures) -> String {

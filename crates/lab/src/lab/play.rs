@@ -15,6 +15,7 @@ use super::client::Client;
 use super::conversation::Conversation;
 use super::draw::Progress;
 use super::error::LabError;
+use super::stage::Stage;
 use crate::mock::Worker;
 
 const APPLY_DEADLINE: Duration = Duration::from_secs(20);
@@ -121,6 +122,51 @@ fn take(pool: &Mutex<Pool>) -> Option<Conversation> {
 
 fn lock(pool: &Mutex<Pool>) -> MutexGuard<'_, Pool> {
     pool.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// How many ranks Pointsman has cleared because their engine began anew.
+#[derive(Debug)]
+pub(super) struct Restarts<'a> {
+    client: &'a Client,
+    url: String,
+    before: u64,
+}
+
+impl<'a> Restarts<'a> {
+    pub(super) async fn of(stage: &'a Stage) -> Result<Self, LabError> {
+        let mut restarts = Self {
+            client: &stage.client,
+            url: format!("http://{}/metrics", stage.addresses.admin),
+            before: 0,
+        };
+        restarts.before = restarts.count().await?;
+        Ok(restarts)
+    }
+
+    pub(super) async fn wait_for_more(&self, more: u64) -> Result<(), LabError> {
+        let started = Instant::now();
+        loop {
+            let seen = self.count().await?.saturating_sub(self.before);
+            if seen >= more {
+                return Ok(());
+            }
+            if started.elapsed() > APPLY_DEADLINE {
+                return Err(LabError::Request {
+                    request: format!("GET {}", self.url),
+                    problem: format!("{seen} of {more} restarts were seen in {APPLY_DEADLINE:?}"),
+                });
+            }
+            sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    async fn count(&self) -> Result<u64, LabError> {
+        const METRIC: &str = "pointsman_kv_rank_clears_total{cause=\"restart\"} ";
+        let page = self.client.get(&self.url).await?;
+        let page = String::from_utf8_lossy(&page);
+        let value = page.lines().find_map(|line| line.strip_prefix(METRIC));
+        Ok(value.and_then(|value| value.parse().ok()).unwrap_or(0))
+    }
 }
 
 impl Settle<'_> {

@@ -50,6 +50,13 @@ pub(super) fn broken_promises(turns: &[Turn]) -> Vec<String> {
             turn.worker,
         ));
     }
+    broken.extend(wrong_predictions(turns));
+    broken
+}
+
+/// Each turn whose cached tokens were not as predicted, in words.
+pub(super) fn wrong_predictions(turns: &[Turn]) -> Vec<String> {
+    let mut broken = Vec::new();
     for turn in turns.iter().filter(|turn| !predicted_right(turn)) {
         let predicted = turn.predicted_tokens;
         broken.push(format!(
