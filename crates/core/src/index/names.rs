@@ -105,7 +105,8 @@ impl Names {
 impl Shard {
     fn find(&self, hash: u32, is: impl Fn(Place) -> bool) -> Option<Place> {
         let mut at = self.home(hash);
-        loop {
+        // Each line may have sent something to the next, in a ring: one round is all there is.
+        for _ in 0..self.lines.len() {
             let line = self.lines.get(at)?;
             let mut found = line.matching(|entry| hash_of(entry) == hash);
             while found != 0 {
@@ -120,6 +121,7 @@ impl Shard {
             }
             at = self.after(at);
         }
+        None
     }
 
     fn insert(&mut self, entry: u64) {
@@ -146,19 +148,24 @@ impl Shard {
     fn remove(&mut self, entry: u64) {
         let home = self.home(hash_of(entry));
         let mut at = home;
-        loop {
+        let mut is_found = false;
+        for _ in 0..self.lines.len() {
             let Some(line) = self.lines.get_mut(at) else {
                 return;
             };
             let found = line.matching(|other| other == entry);
             if found != 0 {
                 line.remove(lowest(found));
+                is_found = true;
                 break;
             }
             if line.beyond == 0 {
                 return;
             }
             at = self.after(at);
+        }
+        if !is_found {
+            return;
         }
         while at != home {
             at = at.checked_sub(1).unwrap_or(self.lines.len() - 1);
@@ -304,6 +311,27 @@ mod tests {
         assert_eq!(names.get(7, |_| true), Some(first));
         names.remove(7, first);
         assert_eq!(names.get(7, |_| true), None);
+    }
+
+    #[test]
+    fn a_ring_of_lines_that_all_overflow_is_gone_round_once() {
+        let mut shard = Shard::default();
+        let place = |strand| Place { strand, offset: 0 };
+        let (first, last) = (0, (1 << HASH_BITS) - 1);
+        for strand in 0..8 {
+            shard.insert(entry(first, place(strand)));
+        }
+        for strand in 0..6 {
+            shard.remove(entry(first, place(strand)));
+        }
+        for strand in 10..17 {
+            shard.insert(entry(last, place(strand)));
+        }
+        assert!(shard.lines.len() == 2 && shard.lines.iter().all(|line| line.beyond > 0));
+        assert_eq!(shard.find(last, |found| found == place(99)), None);
+        shard.remove(entry(first, place(99)));
+        assert_eq!(shard.len, 9);
+        assert_eq!(shard.find(first, |found| found == place(7)), Some(place(7)));
     }
 
     #[test]
