@@ -46,6 +46,7 @@ pub(crate) struct EventMetrics {
     pub(crate) duplicates: Counter,
     pub(crate) gaps: Counter,
     pub(crate) doubts: Counter,
+    pub(crate) unknown_fields: Counter,
     pub(crate) failures: Counter,
     pub(crate) subscribers: Gauge,
     pub(crate) connected: Gauge,
@@ -211,7 +212,7 @@ impl EventMetrics {
         );
     }
 
-    fn counters(&self) -> [(&'static str, &'static str, &Counter); 9] {
+    fn counters(&self) -> [(&'static str, &'static str, &Counter); 10] {
         [
             (
                 "kv_event_batches",
@@ -239,6 +240,11 @@ impl EventMetrics {
                 &self.duplicates,
             ),
             ("kv_event_gaps", "Gaps seen in event streams", &self.gaps),
+            (
+                "kv_event_unknown_fields",
+                "Fields of KV events and batches that were passed over, having no name here",
+                &self.unknown_fields,
+            ),
             (
                 "kv_rank_doubts",
                 "Times that all blocks of a rank became suspect",

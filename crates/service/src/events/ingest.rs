@@ -78,6 +78,8 @@ impl Ingest {
 
     /// Applies one numbered batch. One that does not decode is counted and has used its number.
     pub(super) fn apply(&mut self, frame: &Frame, replayed: bool) {
+        #[cfg(test)]
+        assert!(frame.payload != POISON, "on purpose");
         let mut batch = std::mem::take(&mut self.batch);
         match batch.decode(&frame.payload) {
             Ok(()) => {
@@ -185,6 +187,10 @@ impl Ingest {
     fn apply_batch(&mut self, batch: &Batch, replayed: bool) {
         for (reason, count) in batch.skipped.iter() {
             self.metrics.count_skipped(reason, count);
+        }
+        if batch.skipped.unknown_fields > 0 {
+            let fields = u64::from(batch.skipped.unknown_fields);
+            self.metrics.unknown_fields.inc_by(fields);
         }
         let dp_rank = batch.dp_rank.unwrap_or(self.target.dp_rank);
         let is_other = dp_rank != self.target.dp_rank;
@@ -456,6 +462,10 @@ fn names_a_block_twice(names: &[u64], parent: Option<u64>, sorted: &mut Vec<u64>
     sorted.sort_unstable();
     sorted.windows(2).any(|pair| pair[0] == pair[1])
 }
+
+/// A payload that makes tests panic.
+#[cfg(test)]
+pub(super) const POISON: &[u8] = b"panic on purpose";
 
 #[cfg(test)]
 mod tests;

@@ -102,13 +102,19 @@ impl SkipReason {
     }
 }
 
-/// How many events were left out for each reason.
+/// How many events were left out for each reason, and what else was passed over.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Skips {
     counts: [u32; SkipReason::ALL.len()],
+    /// Fields of events and batches that we have no name for.
+    pub(crate) unknown_fields: u32,
 }
 
 impl Skips {
+    pub(crate) fn add_fields(&mut self, unknown: u32) {
+        self.unknown_fields = self.unknown_fields.saturating_add(unknown);
+    }
+
     pub(crate) fn add(&mut self, reason: SkipReason) {
         let count = &mut self.counts[reason as usize];
         *count = count.saturating_add(1);

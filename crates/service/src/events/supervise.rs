@@ -97,24 +97,4 @@ impl BackOff {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test]
-    async fn a_panic_is_caught_and_a_stop_is_told_from_it() {
-        let stop = CancellationToken::new();
-        assert!(!runs_to_its_stop(async { panic!("on purpose") }, &stop).await);
-        stop.cancel();
-        assert!(runs_to_its_stop(std::future::pending(), &stop).await);
-    }
-
-    #[test]
-    fn pauses_grow_to_a_bound_and_begin_again() {
-        let seconds = Duration::from_secs;
-        let mut back_off = BackOff::new(seconds(1), seconds(3));
-        let pauses: Vec<_> = (0..4).map(|_| back_off.pause()).collect();
-        assert_eq!(pauses, [seconds(1), seconds(2), seconds(3), seconds(3)]);
-        back_off.reset();
-        assert_eq!(back_off.pause(), seconds(1));
-    }
-}
+mod tests;

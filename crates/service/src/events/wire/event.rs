@@ -23,7 +23,12 @@ pub(super) fn decode(
     let start = cursor.position();
     let mut fields = Fields::default();
     let decoded = match fields.read_event(cursor, spare) {
-        Ok(tag) => assemble(tag, &mut fields),
+        Ok(tag) => {
+            if !matches!(tag, Tag::Unknown) {
+                skipped.add_fields(fields.unknown);
+            }
+            assemble(tag, &mut fields)
+        }
         Err(_misshapen) => {
             // The event is wrong, the batch may still be whole: only a broken one fails to skip.
             cursor.rewind(start);

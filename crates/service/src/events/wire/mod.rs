@@ -206,6 +206,7 @@ impl Batch {
         }
         for _ in 3..found {
             cursor.skip()?;
+            self.skipped.add_fields(1);
         }
         Ok(())
     }
@@ -219,7 +220,11 @@ impl Batch {
                     has_events = true;
                 }
                 Some(MapKey::Rank) => self.dp_rank = decode_rank(cursor)?,
-                None => cursor.skip()?,
+                Some(MapKey::Time) => cursor.skip()?,
+                None => {
+                    cursor.skip()?;
+                    self.skipped.add_fields(1);
+                }
             }
         }
         if has_events {
@@ -300,6 +305,7 @@ pub(super) fn rank_of(payload: &[u8]) -> Option<u32> {
 enum MapKey {
     Events,
     Rank,
+    Time,
 }
 
 /// Steps over the key of a pair; none where it is no key that matters.
@@ -311,6 +317,7 @@ fn map_key(cursor: &mut Cursor<'_>) -> Result<Option<MapKey>, CursorError> {
     Ok(match cursor.text()? {
         "events" => Some(MapKey::Events),
         "data_parallel_rank" | "attn_dp_rank" | "dp_rank" => Some(MapKey::Rank),
+        "ts" | "timestamp" => Some(MapKey::Time),
         _ => None,
     })
 }

@@ -526,6 +526,45 @@ fn one_batch_after_another_decodes_into_the_same_buffers() {
 }
 
 #[test]
+fn fields_without_a_name_are_counted_and_change_nothing() {
+    let unknown = |event: V| {
+        let batch = decode_batch(&sample::batch(vec![event])).unwrap();
+        assert_eq!(batch.events.len(), 1);
+        batch.skipped.unknown_fields
+    };
+    let map = |pairs: Vec<(&'static str, V)>| {
+        let mut event = vec![
+            ("type", V::from("BlockRemoved")),
+            ("block_hashes", vec![1_u32].into()),
+        ];
+        event.extend(pairs);
+        unknown(V::Map(event))
+    };
+    assert_eq!(
+        map(vec![("medium", "GPU".into()), ("session_id", "s".into())]),
+        0
+    );
+    assert_eq!(map(vec![("reason", "full".into()), ("when", V::Int(1))]), 2);
+    let mut array = vec!["BlockRemoved".into(), vec![1_u32].into(), "GPU".into()];
+    array.extend([V::Int(0), V::Nil, V::Nil, V::Nil, V::Nil, V::Nil]);
+    assert_eq!(unknown(V::List(array.clone())), 0);
+    array.extend([V::from("full"), V::Map(vec![])]);
+    assert_eq!(unknown(V::List(array)), 2);
+    let batch = V::Map(vec![
+        ("ts", V::Float(1.0)),
+        ("events", V::List(vec![])),
+        ("engine", "e".into()),
+    ]);
+    assert_eq!(
+        decode_batch(&batch.encode())
+            .unwrap()
+            .skipped
+            .unknown_fields,
+        1
+    );
+}
+
+#[test]
 fn the_rank_is_found_without_the_events() {
     for name in [
         "array_store",

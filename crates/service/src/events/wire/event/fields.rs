@@ -26,6 +26,8 @@ enum Field {
     Remaining,
 }
 
+/// Fields of maps that change nothing here.
+const WITHOUT_EFFECT: [&str; 2] = ["kv_cache_spec_sliding_window", "session_id"];
 /// The array form of a store, up to its tail.
 const STORED: &[Field] = &[
     Field::Hashes,
@@ -83,6 +85,8 @@ pub(super) struct Fields<'a> {
     pub(super) ownership: Option<&'a str>,
     pub(super) has_lookahead: bool,
     pub(super) remaining: Option<Cursor<'a>>,
+    /// Fields that we have no name for.
+    pub(super) unknown: u32,
 }
 
 fn skip_many(cursor: &mut Cursor<'_>, count: u32) -> Result<(), CursorError> {
@@ -133,6 +137,7 @@ impl<'a> Fields<'a> {
             Tag::Cleared if left > 0 => {
                 self.ownership = optional_text(cursor)?;
                 skip_many(cursor, left - 1)?;
+                self.unknown = left - 1;
             }
             _ => self.read_tail(cursor, left)?,
         }
@@ -144,9 +149,11 @@ impl<'a> Fields<'a> {
         for _ in 0..cursor.map()? {
             if cursor.shape()? != Shape::Text {
                 skip_many(cursor, 2)?;
+                self.unknown = self.unknown.saturating_add(1);
                 continue;
             }
-            let field = match cursor.text()? {
+            let name = cursor.text()?;
+            let field = match name {
                 "type" => {
                     tag = Tag::of(cursor.text()?);
                     continue;
@@ -168,6 +175,8 @@ impl<'a> Fields<'a> {
                 "lookahead_token_ids" => Field::Lookahead,
                 "remaining_copy_counts" => Field::Remaining,
                 _ => {
+                    let is_known = WITHOUT_EFFECT.contains(&name);
+                    self.unknown = self.unknown.saturating_add(u32::from(!is_known));
                     cursor.skip()?;
                     continue;
                 }
@@ -295,9 +304,13 @@ impl<'a> Fields<'a> {
             if let TailValue::List(cursor) = &value {
                 list = list.or_else(|| Some(cursor.clone()));
             }
-            if let Some(slot) = values.get_mut(found) {
-                *slot = value;
-                found += 1;
+            match values.get_mut(found) {
+                Some(slot) => {
+                    *slot = value;
+                    found += 1;
+                }
+                None if matches!(value, TailValue::Nil | TailValue::List(_)) => {}
+                None => self.unknown = self.unknown.saturating_add(1),
             }
         }
         self.media_infos.clone_from(&list);
