@@ -40,7 +40,7 @@ pub struct KvRouterConfig {
     pub disk_cache_hit_weight: f64,
     /// Randomness of the choice: 0 takes the lowest cost, more spreads over higher ones. 0.0.
     pub router_temperature: f64,
-    /// Worth of a block in the shared cache, 0 to 1. Unset counts as 0.
+    /// Worth of a block in the shared cache, 0 to 1. Unset counts as 0; where a shared cache is asked, as 0.5.
     pub shared_cache_multiplier: Option<f64>,
     /// Whether the cache index is fed by the workers' events. true.
     pub use_kv_events: bool,

@@ -75,6 +75,11 @@ fn numbers<S: Serializer>(hashes: &[BlockHash], serializer: S) -> Result<S::Ok, 
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
+    use rand::rngs::StdRng;
+    use rand::{Rng, SeedableRng};
+
     use super::*;
 
     #[test]
@@ -107,6 +112,28 @@ mod tests {
         check(r#"{"ranges":[[4,4],[8,99]]}"#, &[(8, 10)]);
         check(r#"{"ranges":[[12,18446744073709551615]]}"#, &[]);
         check(r#"{"ranges":[[0,9],[1,2],[3,10]]}"#, &[(0, 10)]);
+    }
+
+    #[test]
+    fn random_ranges_agree_with_a_set_of_positions() {
+        for seed in 0..500 {
+            println!("seed {seed}");
+            let mut random = StdRng::seed_from_u64(seed);
+            let asked: u64 = random.random_range(0..40);
+            let mut said = Vec::new();
+            for _ in 0..random.random_range(0..12) {
+                let start = random.random_range(0..50_u64);
+                said.push([start, start + random.random_range(0..9)]);
+            }
+            let body = serde_json::json!({"ranges": said}).to_string();
+            let blocks = usize::try_from(asked).unwrap();
+            let found = ranges(body.as_bytes(), blocks).unwrap();
+            let positions = said.iter().flat_map(|[start, end]| *start..*end);
+            let expected: BTreeSet<u64> = positions.filter(|at| *at < asked).collect();
+            let listed: Vec<u64> = found.iter().cloned().flatten().map(u64::from).collect();
+            assert_eq!(listed, Vec::from_iter(expected), "{body}");
+            assert!(found.windows(2).all(|pair| pair[0].end < pair[1].start));
+        }
     }
 
     #[test]
