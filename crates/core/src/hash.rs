@@ -16,6 +16,7 @@ const CHAIN_SEED: u64 = 1337;
 /// as much as hashing a block: it is derived once for all blocks of a prompt.
 const SEEDED_BYTES: usize = 240;
 const SECRET_BYTES: usize = 192;
+const LONG_TURN: usize = 16;
 const CHAIN_SECRET: [u8; SECRET_BYTES] = const_custom_default_secret(CHAIN_SEED);
 
 /// Names the tokens of one block.
@@ -208,12 +209,17 @@ fn for_each_of<const SIZE: usize>(
     let (blocks, _) = tokens.as_chunks::<SIZE>();
     if SIZE * 4 > SEEDED_BYTES {
         let secret = seed.secret();
-        for block in blocks {
+        let hash = |block: &[u32; SIZE]| {
             let bytes = block.map(u32::to_le_bytes);
-            visit(BlockHash(xxh3_64_with_secret(
-                bytes.as_flattened(),
-                &secret,
-            )));
+            BlockHash(xxh3_64_with_secret(bytes.as_flattened(), &secret))
+        };
+        // One long block after the other, then their chain: in turns, the one would wait for the other.
+        for turn in blocks.chunks(LONG_TURN) {
+            let mut hashes = [BlockHash(0); LONG_TURN];
+            for (hashed, block) in hashes.iter_mut().zip(turn) {
+                *hashed = hash(block);
+            }
+            hashes[..turn.len()].iter().copied().for_each(&mut visit);
         }
         return;
     }
