@@ -194,14 +194,17 @@ impl RankSet {
             (Some(one), Some(other)) => (one, other),
         };
         if let (Some(one), Some(other)) = (one.words(), other.words()) {
-            let most = one.len().max(other.len());
-            return (0..most).all(|at| {
-                let word = |words: &[u64]| words.get(at).copied().unwrap_or(0);
-                let aside = but
-                    .filter(|slot| index(slot.0 / WORD_BITS) == at)
-                    .map_or(0, |slot| bit(slot.0));
-                (word(one) ^ word(other)) & !aside == 0
-            });
+            let Some(slot) = but else {
+                return difference(one, other) == 0;
+            };
+            let at = index(slot.0 / WORD_BITS);
+            let (one_before, one) = split(one, at);
+            let (other_before, other) = split(other, at);
+            let (one_here, one_after) = split(one, 1);
+            let (other_here, other_after) = split(other, 1);
+            let here = difference(one_here, other_here) & !bit(slot.0);
+            let around = difference(one_before, other_before) | difference(one_after, other_after);
+            return here | around == 0;
         }
         let len = |set: &Self| set.len() - usize::from(but.is_some_and(|slot| set.contains(slot)));
         if len(one) != len(other) {
@@ -263,6 +266,18 @@ pub(crate) fn for_each_bit(mut word: u64, at: u32, visit: &mut impl FnMut(RankSl
     }
 }
 
+/// The bits in which bitsets differ, of all words together.
+fn difference(one: &[u64], other: &[u64]) -> u64 {
+    let both = one.len().min(other.len());
+    let common = one.iter().zip(other).map(|(one, other)| one ^ other);
+    let rest = one[both..].iter().chain(&other[both..]).copied();
+    common.fold(0, |all, word| all | word) | rest.fold(0, |all, word| all | word)
+}
+
+fn split(words: &[u64], at: usize) -> (&[u64], &[u64]) {
+    words.split_at(at.min(words.len()))
+}
+
 fn index(slot: u32) -> usize {
     usize::try_from(slot).unwrap_or(usize::MAX)
 }
@@ -298,6 +313,33 @@ mod tests {
                 assert_eq!(members, model);
                 assert_eq!(set.len(), model.len());
                 assert_eq!(set.is_empty(), model.is_empty());
+            }
+        }
+    }
+
+    #[test]
+    fn sets_are_compared_with_one_slot_set_aside() {
+        let mut random = seeded("sets that hardly differ");
+        for bound in [8, 64, 300] {
+            for _ in 0..3_000 {
+                let mut sets = [RankSet::default(), RankSet::default()];
+                let mut models = [BTreeSet::new(), BTreeSet::new()];
+                for _ in 0..random.random_range(0..12) {
+                    let slot = RankSlot(random.random_range(0..bound));
+                    for (set, model) in sets.iter_mut().zip(&mut models) {
+                        if random.random_bool(0.95) {
+                            set.insert(slot);
+                            model.insert(slot);
+                        }
+                    }
+                }
+                let but = random
+                    .random_bool(0.7)
+                    .then(|| RankSlot(random.random_range(0..bound)));
+                let [one, other] = &sets;
+                let differing: Vec<_> = models[0].symmetric_difference(&models[1]).collect();
+                let same = differing.iter().all(|slot| Some(**slot) == but);
+                assert_eq!(RankSet::same_but(Some(one), Some(other), but), same);
             }
         }
     }
