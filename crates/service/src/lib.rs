@@ -31,7 +31,7 @@ pub use builder::SelectionServiceBuilder;
 pub use by_id::{Booked, ExplicitReservation, ReservedById};
 pub use dump::{Dump, DumpCutShort};
 pub use error::{SelectionServiceError, UnknownModel};
-pub use events::EventsConfig;
+pub use events::{EventsConfig, PayloadContents, PayloadReader, UnreadablePayload};
 pub use inspection::OverlapScores;
 pub use metrics::SelectionMetrics;
 pub use pending::PendingConfig;

@@ -3,6 +3,7 @@
 //! The layers, each blind to the next: bytes (`cursor`, `wire`), order (`stream`), meaning
 //! (`ingest`), sockets (`subscriber`, `replay`). No layer chooses workers.
 
+mod contents;
 mod cursor;
 mod ingest;
 mod progress;
@@ -28,6 +29,7 @@ use crate::metrics::EventMetrics;
 use crate::recovery::Recovery;
 use crate::workers::EventSource;
 
+pub use contents::{PayloadContents, PayloadReader, UnreadablePayload};
 pub(crate) use progress::RankProgress;
 pub(crate) use skip::SkipReason;
 pub(crate) use stream::ClearCause;
