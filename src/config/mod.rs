@@ -48,6 +48,7 @@ pub(crate) struct Settings {
     pub(crate) router: KvRouterConfig,
     /// Of workers that state no capacity.
     pub(crate) predicted_blocks_per_rank: usize,
+    pub(crate) max_index_entries: usize,
     pub(crate) shared_cache: cache::SharedCache,
     pub(crate) events: EventsConfig,
     pub(crate) cache_audit: AuditConfig,
@@ -89,6 +90,7 @@ impl Settings {
             policy_file: values.path("DYN_ROUTER_POLICY_CONFIG"),
             router: router(&mut values),
             predicted_blocks_per_rank: values.size("POINTSMAN_PREDICTED_BLOCKS_PER_RANK"),
+            max_index_entries: values.size("POINTSMAN_MAX_INDEX_ENTRIES"),
             shared_cache: cache::SharedCache::read(&values),
             events: EventsConfig {
                 suspect_time: values.seconds("POINTSMAN_KV_SUSPECT_SECS"),

@@ -242,6 +242,7 @@ async fn selection_service(
             .default_model(settings.model_name.clone())
             .default_block_size(settings.block_size)
             .predicted_blocks_per_rank(settings.predicted_blocks_per_rank)
+            .max_index_entries(settings.max_index_entries)
             .shared_cache(settings.shared_cache.config())
             .events(settings.events.clone())
             .cache_audit(settings.cache_audit)

@@ -251,6 +251,7 @@ async fn serve(checked: Checked) -> anyhow::Result<()> {
         SelectionServiceBuilder::new(settings.router.clone(), WorkerType::Aggregated, registry)
             .default_block_size(settings.block_size)
             .predicted_blocks_per_rank(settings.predicted_blocks_per_rank)
+            .max_index_entries(settings.max_index_entries)
             .shared_cache(settings.shared_cache.config())
             .events(settings.events.clone())
             .cache_audit(settings.cache_audit)

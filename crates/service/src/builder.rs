@@ -44,6 +44,7 @@ pub struct SelectionServiceBuilder {
     events: EventsConfig,
     memory: Memory,
     predicted_blocks_per_rank: Option<usize>,
+    max_index_entries: Option<usize>,
     indexer_peers: Vec<String>,
     recovery: RecoveryConfig,
     shared_cache: Option<SharedCacheConfig>,
@@ -69,6 +70,7 @@ impl SelectionServiceBuilder {
             events: EventsConfig::default(),
             memory: Memory::default(),
             predicted_blocks_per_rank: None,
+            max_index_entries: None,
             indexer_peers: Vec::new(),
             recovery: RecoveryConfig::default(),
             shared_cache: None,
@@ -124,6 +126,14 @@ impl SelectionServiceBuilder {
     #[must_use]
     pub fn reservations(mut self, reservations: ReservationsConfig) -> Self {
         self.memory.reservations = reservations;
+        self
+    }
+
+    /// How many (block, rank) pairs the KV index of one partition holds; new blocks beyond are not
+    /// indexed and counted.
+    #[must_use]
+    pub fn max_index_entries(mut self, entries: usize) -> Self {
+        self.max_index_entries = Some(entries);
         self
     }
 
@@ -270,6 +280,7 @@ impl SelectionServiceBuilder {
         let seed = seed_of(self.host.as_deref());
         let (router, worker_type, factory) = (self.config, self.worker_type, resolved.factory);
         let per_rank = self.predicted_blocks_per_rank;
+        let max_entries = self.max_index_entries;
         let make_partition = Box::new(move |_id, layout: crate::workers::Layout| {
             let config = PartitionConfig::new(
                 router.clone(),
@@ -282,6 +293,7 @@ impl SelectionServiceBuilder {
                 eagle: layout.eagle,
                 seed,
                 predicted_blocks_per_rank: per_rank.unwrap_or(config.predicted_blocks_per_rank),
+                max_index_entries: max_entries.unwrap_or(config.max_index_entries),
                 ..config
             }
         });

@@ -29,6 +29,16 @@ pub(super) const CACHE: &[Setting] = &[
         "With events: how long a block is believed to be where it was routed, until its event arrives. More than 0; unset: not at all.",
     ),
     used(
+        "router.max_index_entries",
+        "POINTSMAN_MAX_INDEX_ENTRIES",
+        Count {
+            min: 1,
+            max: 10_000_000_000,
+        },
+        "50000000",
+        "Bound on the blocks indexed for one model and routing group, each counted on every rank that has it: 15 to 50 bytes each. New blocks beyond are not indexed, and counted in `pointsman_kv_index_blocks_refused_total`.",
+    ),
+    used(
         "router.predicted_blocks_per_rank",
         "POINTSMAN_PREDICTED_BLOCKS_PER_RANK",
         Count {
