@@ -36,6 +36,11 @@ impl Reservation {
         }
     }
 
+    /// The load, and who tells of its end.
+    pub(crate) fn into_parts(self) -> (pointsman_core::Reservation, Option<Teller>) {
+        (self.held, self.teller)
+    }
+
     pub fn id(&self) -> &ReservationId {
         self.held.id()
     }

@@ -270,6 +270,7 @@ impl Replicas {
         self.outbox.close();
         self.peers.close();
         self.publisher.flush().await;
+        self.publisher.stop();
     }
 
     fn hear(&self, shared: &Shared, link: LinkId, heard: Heard, now: Instant) {

@@ -94,16 +94,21 @@ impl Publisher {
             sleep(FAREWELL_LOOK).await;
         }
     }
-}
 
-impl Drop for Publisher {
-    fn drop(&mut self) {
+    /// Says no more, and closes every connection.
+    pub(super) fn stop(&self) {
         for task in &self.tasks {
             task.abort();
         }
         for listener in self.listeners.lock().values() {
             listener.close();
         }
+    }
+}
+
+impl Drop for Publisher {
+    fn drop(&mut self) {
+        self.stop();
     }
 }
 

@@ -15,6 +15,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
 use crate::audit::CachePrediction;
+use crate::replicas::Teller;
 use crate::reservation::{ChargeHandle, Reservation};
 
 /// Bounds on reservations known by id.
@@ -79,8 +80,11 @@ enum Phase {
     /// Being booked; not yet known to anyone else.
     Claimed,
     Charged(Reservation),
-    /// Its worker was removed, and the load with it. The id still ends once.
-    Orphaned,
+    /// Its worker was removed, and the load with it. The id still ends once, and other replicas are
+    /// told when it does.
+    Orphaned {
+        _teller: Option<Teller>,
+    },
 }
 
 /// What a call on an id meets.
@@ -147,7 +151,7 @@ impl Reservations {
         match &entry.phase {
             Phase::Claimed => None,
             Phase::Charged(reservation) => Some(Heard::Charged(reservation.handle())),
-            Phase::Orphaned => Some(Heard::Orphaned),
+            Phase::Orphaned { .. } => Some(Heard::Orphaned),
         }
     }
 
@@ -178,8 +182,14 @@ impl Reservations {
             let Phase::Charged(reservation) = &entry.phase else {
                 continue;
             };
-            if worker_ids.contains(&reservation.worker().worker_id) {
-                released.push(std::mem::replace(&mut entry.phase, Phase::Orphaned));
+            if !worker_ids.contains(&reservation.worker().worker_id) {
+                continue;
+            }
+            let orphaned = Phase::Orphaned { _teller: None };
+            if let Phase::Charged(charged) = std::mem::replace(&mut entry.phase, orphaned) {
+                let (load, teller) = charged.into_parts();
+                entry.phase = Phase::Orphaned { _teller: teller };
+                released.push(load);
             }
         }
         drop(state);

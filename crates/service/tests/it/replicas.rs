@@ -250,6 +250,31 @@ async fn peers_come_and_go() {
 }
 
 #[tokio::test]
+async fn an_id_whose_worker_is_removed_everywhere_ends_once_wherever_it_is_asked_for() {
+    let (a, b) = pair().await;
+    for id in ["here", "there"] {
+        let pinned = SelectionRequest {
+            pinned_worker: Some(WorkerWithDpRank::from_worker_id(2)),
+            ..asking(&tokens(0..40))
+        };
+        reserve_for(&a, id, pinned).await.unwrap();
+    }
+    until_requests(&b, 2).await;
+    a.remove_worker(2).unwrap();
+    b.remove_worker(2).unwrap();
+    assert_eq!((requests(&a), requests(&b)), (0, 0));
+    a.free("here").unwrap();
+    assert_eq!(a.free("here").unwrap_err().status_code(), 404);
+    b.free("there").unwrap();
+    assert_eq!(b.free("there").unwrap_err().status_code(), 404);
+    until(|| b.free("here").is_err() && a.free("there").is_err()).await;
+    for service in [&a, &b] {
+        service.register_worker(worker(2)).unwrap();
+        assert_eq!(requests(service), 0);
+    }
+}
+
+#[tokio::test]
 async fn a_replica_that_shuts_down_leaves_what_is_held_by_id_to_the_others() {
     let (a, b) = pair().await;
     reserve(&a, "stays").await.unwrap();
