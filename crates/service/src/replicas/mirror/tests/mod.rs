@@ -34,6 +34,24 @@ fn whoever_joins_late_is_given_what_lives() {
 }
 
 #[test]
+fn a_snapshot_with_a_piece_missing_is_not_taken_for_whole() {
+    let mut world = World::new();
+    for id in 0..700 {
+        world.add(&id.to_string(), HeldBy::Id);
+    }
+    world.lose_all();
+    world.pump(false);
+    assert_eq!(world.wire.len(), 3);
+    world.wire.remove(1);
+    world.deliver();
+    assert_eq!(world.mirror.complete_peers(), 0);
+    world.pass(2 * SECOND);
+    world.settle();
+    assert_eq!(world.mirror.complete_peers(), 1);
+    assert_eq!(world.charged().len(), 700);
+}
+
+#[test]
 fn a_gap_is_seen_and_repaired() {
     let mut world = World::new();
     let a = world.add("a", HeldBy::Id);
