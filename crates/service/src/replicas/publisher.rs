@@ -25,6 +25,8 @@ use super::wire::{self, EVENTS, PEERS};
 const HEARTBEAT: Duration = Duration::from_secs(1);
 /// Events of one turn.
 const TURN: usize = 256;
+/// Pieces of snapshots of one turn: they are taken while nobody else can reserve.
+const TURN_PIECES: usize = 4;
 const RENEWED_IDS: usize = 1024;
 const MAX_LISTENERS: usize = 1024;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -197,6 +199,7 @@ impl Pump {
         let filling: Vec<_> = listeners
             .iter()
             .filter_map(|listener| Some((listener, listener.wants_piece()?)))
+            .take(TURN_PIECES)
             .collect();
         let after: Vec<_> = filling.iter().map(|(_, after)| *after).collect();
         let batch = self.outbox.batch(TURN, &after, *due);
@@ -208,7 +211,7 @@ impl Pump {
             let message = wire::event(router_id, event);
             self.listeners.send(EVENTS, &message, &listeners);
         }
-        let mut more = batch.more;
+        let mut more = batch.more || filling.len() == TURN_PIECES;
         for ((listener, after), piece) in filling.into_iter().zip(&batch.pieces) {
             more |= self.fill(listener, after, piece);
         }
