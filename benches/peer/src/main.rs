@@ -1,13 +1,14 @@
 //! Measures Pointsman's KV index beside the published router's, in one process on the same inputs; it prints each figure beside its limit and judges nothing else.
 //!
-//! Answers are compared before anything is timed. Event decoding has its own rows, once they are
-//! written: a module beside `lookups`.
+//! Answers are compared before anything is timed. `replicas` times nothing: it shows that the two understand each other.
+//! Event decoding has its own rows, once they are written: a module beside `lookups`.
 
 mod events;
 mod index;
 mod inputs;
 mod lookups;
 mod memory;
+mod replicas;
 mod report;
 
 use std::process::ExitCode;
@@ -17,12 +18,13 @@ use std::process::ExitCode;
 static HEAP: &stats_alloc::StatsAlloc<std::alloc::System> = &stats_alloc::INSTRUMENTED_SYSTEM;
 
 const USAGE: &str =
-    "usage: pointsman-bench-peer lookups|cold|events|memory [workers,..] [blocks,..]
+    "usage: pointsman-bench-peer lookups|cold|events|memory|replicas [workers,..] [blocks,..]
 
   lookups   warm lookups: full hit, prefix only, miss; many owners and few
   cold      the same with 9 million entries, each lookup timed alone
   events    blocks stored and removed per second of CPU, bulk and one by one
-  memory    live heap per entry; needs --features heap";
+  memory    live heap per entry; needs --features heap
+  replicas  two selectors, one of each kind, share their load; also prints what the published one sends";
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -39,6 +41,12 @@ fn main() -> ExitCode {
         Some("cold") => lookups::cold(&list(1, &[64, 2_000])),
         Some("events") => events::run(&workers, &blocks),
         Some("memory") => memory::run(&workers, &blocks),
+        Some("replicas") => {
+            if let Err(error) = replicas::run() {
+                eprintln!("failed: {error}");
+                return ExitCode::FAILURE;
+            }
+        }
         _ => {
             eprintln!("{USAGE}");
             return ExitCode::from(2);

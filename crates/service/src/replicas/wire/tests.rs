@@ -25,6 +25,19 @@ pub(in crate::replicas) fn published(router_id: u64, event: &Event) -> Bytes {
     framed(EVENTS, &envelope)
 }
 
+/// Topics and payloads of a published selector.
+fn recorded() -> Vec<(String, Bytes)> {
+    let text = include_str!("../../../tests/data/replica_events.txt");
+    let lines = text.lines().filter(|line| !line.starts_with('#'));
+    let message = |line: &str| {
+        let (topic, hex) = line.split_once(' ').unwrap();
+        let byte = |at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap();
+        let payload: Vec<u8> = (0..hex.len()).step_by(2).map(byte).collect();
+        (topic.to_owned(), Bytes::from(payload))
+    };
+    lines.map(message).collect()
+}
+
 fn record(held_by: HeldBy) -> Arc<Record> {
     Arc::new(Record {
         partition: PartitionId::new("m", "g"),
@@ -74,6 +87,70 @@ fn an_event_is_read_as_it_was_told() {
         let completed = told(Change::PrefillCompleted(whose), HeldBy::Id);
         assert_eq!(completed.what, What::PrefillCompleted(call(whose)));
     }
+}
+
+#[test]
+fn what_a_published_selector_sent_is_read_and_written_to_the_byte() {
+    let theirs = Record {
+        partition: PartitionId::new("m", "default"),
+        block_size: 16,
+        id: ReservationId::from("theirs"),
+        worker: WorkerWithDpRank::new(2, 1),
+        hashes: [11, 12_u64.wrapping_neg(), 13, 14].map(SequenceHash).into(),
+        prefill_tokens: 40,
+        expected_output_tokens: Some(9),
+        lora_name: None,
+        held_by: HeldBy::Id,
+    };
+    let ours = Record {
+        id: ReservationId::from("ours"),
+        worker: WorkerWithDpRank::new(1, 0),
+        ..theirs.clone()
+    };
+    let call = |record: &Record| Call {
+        id: record.id.clone(),
+        worker: record.worker,
+        whose: Whose::Own,
+    };
+    let expected = [
+        (What::Add(Arc::new(theirs.clone())), Change::Add, &theirs),
+        (
+            What::PrefillCompleted(call(&theirs)),
+            Change::PrefillCompleted(Whose::Own),
+            &theirs,
+        ),
+        (What::Free(call(&ours)), Change::Free(Whose::Own), &ours),
+    ];
+    let recorded = recorded();
+    assert_eq!(recorded.len(), expected.len());
+    for ((topic, payload), (what, change, record)) in recorded.into_iter().zip(expected) {
+        let heard = read(&[topic.clone().into(), payload.clone()]).unwrap();
+        let Heard::Event(happened) = heard else {
+            panic!("{heard:?}");
+        };
+        assert_eq!((happened.seq, happened.what), (None, what));
+        let event = Event {
+            seq: 0,
+            record: Arc::new(record.clone()),
+            change,
+        };
+        let written = frames(&published(happened.origin, &event));
+        assert_eq!(written, [Bytes::from(topic), payload]);
+    }
+}
+
+#[test]
+fn keys_of_ours_stand_behind_those_that_are_published() {
+    let event = Event {
+        seq: 9,
+        record: record(HeldBy::Exchange),
+        change: Change::Add,
+    };
+    let ours = frames(&super::event(5, &event)).pop().unwrap();
+    let published = frames(&published(5, &event)).pop().unwrap();
+    assert_eq!((published[0], ours[0]), (0x84, 0x86), "two keys more");
+    assert_eq!(ours[1..published.len()], published[1..]);
+    assert_eq!(&ours[published.len()..], b"\xa3seq\x09\xa8exchange\xc3");
 }
 
 #[test]
