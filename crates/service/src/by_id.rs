@@ -149,7 +149,9 @@ impl SelectionService {
             held_by: HeldBy::Id,
         };
         let reservation = self.told(reservation, &booking);
-        self.keep(claim, reservation, Some(selection.prediction.clone()))?;
+        let fresh = selection.prediction.is_fresh(Instant::now());
+        let prediction = fresh.then(|| selection.prediction.clone());
+        self.keep(claim, reservation, prediction)?;
         Ok(booked)
     }
 

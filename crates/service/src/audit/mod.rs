@@ -24,6 +24,9 @@ pub use record::{RankAudit, RankQuarantine};
 use metrics::Outcome;
 use rank::{Comparison, Heard, Step, Verdict};
 
+/// A selection that is reserved later than this is compared with nothing.
+const FRESH: Duration = Duration::from_secs(10);
+
 /// What is done about engines that report other cached tokens than were predicted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AuditMode {
@@ -121,6 +124,11 @@ impl CachePrediction {
 
     pub(crate) fn worker(&self) -> WorkerWithDpRank {
         self.worker
+    }
+
+    /// Whether the request went to its engine soon enough for the promise to hold: what is cached changes.
+    pub(crate) fn is_fresh(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.decided_at) <= FRESH
     }
 
     fn compared(&self, reported: u64) -> Comparison {
@@ -330,3 +338,6 @@ impl Due {
         self.worker
     }
 }
+
+#[cfg(test)]
+mod tests;
