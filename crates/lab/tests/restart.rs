@@ -211,6 +211,27 @@ impl Drill {
         .await;
     }
 
+    /// What is believed of each engine is what it has.
+    async fn agrees_with_the_engines(&self, with_replays: bool) {
+        for worker_id in [1, 2] {
+            for conversation in 0..CONVERSATIONS {
+                self.settle().await;
+                let answered = self
+                    .request(&prompt(conversation, 119), Some(worker_id))
+                    .await;
+                let Answered {
+                    predicted, cached, ..
+                } = answered.unwrap();
+                // Without replays, what was published while nobody listened is never learnt of.
+                let agree = predicted == cached || (!with_replays && predicted < cached);
+                assert!(
+                    agree,
+                    "worker {worker_id}, conversation {conversation}: {predicted} of {cached}"
+                );
+            }
+        }
+    }
+
     async fn predicted(&self, worker_id: u64, tokens: &[u32]) -> u64 {
         let asked = asking(tokens, Some(worker_id));
         let selected = self.service.select(&partition(), asked).await;
@@ -267,24 +288,7 @@ async fn drill(with_replays: bool) -> Duration {
         answers.len(),
         forgotten_at - killed_at
     );
-    // What is believed of each engine is what it has.
-    for worker_id in [1, 2] {
-        for conversation in 0..CONVERSATIONS {
-            drill.settle().await;
-            let answered = drill
-                .request(&prompt(conversation, 119), Some(worker_id))
-                .await;
-            let Answered {
-                predicted, cached, ..
-            } = answered.unwrap();
-            // Without replays, what was published while nobody listened is never learnt of.
-            let agree = predicted == cached || (!with_replays && predicted < cached);
-            assert!(
-                agree,
-                "worker {worker_id}, conversation {conversation}: {predicted} of {cached}"
-            );
-        }
-    }
+    drill.agrees_with_the_engines(with_replays).await;
     drill.service.shutdown().await;
     forgotten_at - killed_at
 }

@@ -62,6 +62,16 @@ struct Scratch {
     sorted: Vec<u64>,
 }
 
+/// A store that was checked, with what its blocks are hashed by.
+struct Run<'a> {
+    stored: &'a Stored,
+    tokens: &'a [u32],
+    size: NonZeroU32,
+    /// Leading blocks with an identity.
+    readable: usize,
+    seed: HashSeed,
+}
+
 impl Ingest {
     pub(super) fn new(target: Target, progress: Arc<RankProgress>, metrics: EventMetrics) -> Self {
         Self {
@@ -270,28 +280,17 @@ impl Ingest {
             Some(namespace) => memory.namespaces.remember(names, at.tier, namespace)?,
             None => memory.namespaces.rename(names),
         }
+        let run = Run {
+            stored,
+            tokens,
+            size,
+            readable,
+            seed,
+        };
         let waits = if is_recut {
-            let recut = memory.cuts.recut(at, size, layout)?;
-            let per_block = usize::try_from(size.get()).unwrap_or(usize::MAX);
-            let overhang = usize::from(layout.eagle);
-            let engine_hashes: Vec<_> = names.iter().copied().map(EngineHash).collect();
-            let mut events = recut
-                .stored(&EngineStore {
-                    parent: stored.parent.map(EngineHash),
-                    engine_hashes: &engine_hashes,
-                    tokens: &tokens[..readable.saturating_mul(per_block) + overhang],
-                    seed,
-                })
-                .map_err(|error| cuts::reason(&error))?;
-            let mut waits = false;
-            let is_held = |name| partition.holds_name(worker, name);
-            cuts::hang_on_plain(&mut events, stored.parent.map(EngineHash), is_held);
-            for event in &events {
-                waits |= partition.apply_event_at(worker, at, event) == Applied::UnknownParent;
-            }
-            waits
+            self.put_recut(worker, at, &run)?
         } else {
-            let event = stored_event(&mut self.scratch, stored, readable, layout, seed);
+            let event = run.event(&mut self.scratch, layout);
             let applied = partition.apply_event_at(worker, at, &event);
             self.scratch.take_back(event);
             applied == Applied::UnknownParent
@@ -301,6 +300,39 @@ impl Ingest {
         } else {
             EventKind::Stored
         })
+    }
+
+    /// Stores blocks that are cut again; true if they wait for their parent.
+    fn put_recut(
+        &mut self,
+        worker: WorkerWithDpRank,
+        at: Placement,
+        run: &Run<'_>,
+    ) -> Result<bool, SkipReason> {
+        let layout = self.target.layout;
+        let partition = &self.target.partition;
+        let memory = self.ranks.entry(worker.dp_rank).or_default();
+        let recut = memory.cuts.recut(at, run.size, layout)?;
+        let per_block = usize::try_from(run.size.get()).unwrap_or(usize::MAX);
+        let tokens = run.readable.saturating_mul(per_block) + usize::from(layout.eagle);
+        let parent = run.stored.parent.map(EngineHash);
+        let engine_hashes: Vec<_> = run.names().iter().copied().map(EngineHash).collect();
+        let mut events = recut
+            .stored(&EngineStore {
+                parent,
+                engine_hashes: &engine_hashes,
+                tokens: run.tokens.get(..tokens).ok_or(SkipReason::TokenCount)?,
+                seed: run.seed,
+            })
+            .map_err(|error| cuts::reason(&error))?;
+        cuts::hang_on_plain(&mut events, parent, |name| {
+            partition.holds_name(worker, name)
+        });
+        let mut waits = false;
+        for event in &events {
+            waits |= partition.apply_event_at(worker, at, event) == Applied::UnknownParent;
+        }
+        Ok(waits)
     }
 
     /// Blocks told without tokens: what they are is known where the rank holds them in another tier.
@@ -372,6 +404,30 @@ impl Ingest {
     }
 }
 
+impl Run<'_> {
+    fn names(&self) -> &[u64] {
+        &self.stored.engine_hashes[..self.readable]
+    }
+
+    /// The store in blocks of the partition's size, which they have.
+    fn event(&self, scratch: &mut Scratch, layout: HashLayout) -> KvEvent {
+        let mut blocks = std::mem::take(&mut scratch.blocks);
+        blocks.clear();
+        let mut names = self.names().iter();
+        let media = &self.stored.media;
+        hash::for_each_block(self.tokens, layout, self.seed, media, |block_hash| {
+            blocks.extend(names.next().map(|name| StoredBlock {
+                engine_hash: EngineHash(*name),
+                block_hash,
+            }));
+        });
+        KvEvent::Stored {
+            parent: self.stored.parent.map(EngineHash),
+            blocks,
+        }
+    }
+}
+
 impl Scratch {
     fn take_back(&mut self, event: KvEvent) {
         if let KvEvent::Stored { blocks, .. } = event {
@@ -427,28 +483,6 @@ fn readable_blocks(stored: &Stored, is_recut: bool) -> usize {
     match with_media {
         Some(block) if is_recut => readable.min(block),
         _ => readable,
-    }
-}
-
-fn stored_event(
-    scratch: &mut Scratch,
-    stored: &Stored,
-    readable: usize,
-    layout: HashLayout,
-    seed: HashSeed,
-) -> KvEvent {
-    let mut blocks = std::mem::take(&mut scratch.blocks);
-    blocks.clear();
-    let mut names = stored.engine_hashes[..readable].iter();
-    hash::for_each_block(&stored.tokens, layout, seed, &stored.media, |block_hash| {
-        blocks.extend(names.next().map(|name| StoredBlock {
-            engine_hash: EngineHash(*name),
-            block_hash,
-        }));
-    });
-    KvEvent::Stored {
-        parent: stored.parent.map(EngineHash),
-        blocks,
     }
 }
 

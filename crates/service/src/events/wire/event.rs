@@ -93,21 +93,7 @@ fn assemble_stored(
     group: Group,
 ) -> Result<Stored, SkipReason> {
     if fields.tokens.is_empty() && tier != Tier::Device {
-        // What the blocks are is known from another tier, or not at all.
-        let engine_hashes = fields.hashes.take().ok_or(SkipReason::Malformed)?;
-        return Ok(Stored {
-            readable_blocks: engine_hashes.len(),
-            engine_hashes,
-            parent: fields.parent,
-            tokens: Vec::new(),
-            bigram: false,
-            block_size: fields.block_size.unwrap_or(0),
-            lora_name: None,
-            cache_salt: None,
-            media: Vec::new(),
-            tier,
-            group,
-        });
+        return placeholder(fields, tier, group);
     }
     let block_size = fields.block_size.ok_or(SkipReason::Malformed)?;
     if fields.has_lookahead {
@@ -145,6 +131,24 @@ fn assemble_stored(
         cache_salt: cache_salt.map(Box::from),
         media: extra.media,
         readable_blocks: extra.readable_blocks,
+        tier,
+        group,
+    })
+}
+
+/// A store without tokens: what its blocks are is known from another tier, or not at all.
+fn placeholder(fields: &mut Fields<'_>, tier: Tier, group: Group) -> Result<Stored, SkipReason> {
+    let engine_hashes = fields.hashes.take().ok_or(SkipReason::Malformed)?;
+    Ok(Stored {
+        readable_blocks: engine_hashes.len(),
+        engine_hashes,
+        parent: fields.parent,
+        tokens: Vec::new(),
+        bigram: false,
+        block_size: fields.block_size.unwrap_or(0),
+        lora_name: None,
+        cache_salt: None,
+        media: Vec::new(),
         tier,
         group,
     })
