@@ -7,18 +7,18 @@
 mod cuts;
 mod memory;
 mod namespaces;
+mod run;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::num::NonZeroU32;
 use std::ops::Range;
 use std::sync::Arc;
 
 use pointsman_core::Partition;
-use pointsman_core::hash::{self, EngineHash, HashLayout, HashSeed};
-use pointsman_core::index::{Applied, KvEvent, Placement, StoredBlock, Tier};
+use pointsman_core::hash::{EngineHash, HashLayout};
+use pointsman_core::index::{Applied, KvEvent, Placement, Tier};
 use pointsman_core::recut::EngineStore;
 use pointsman_plugin::WorkerWithDpRank;
-use tracing::{debug, warn};
+use tracing::debug;
 
 use super::progress::RankProgress;
 use super::skip::SkipReason;
@@ -27,6 +27,7 @@ use crate::metrics::{EventKind, EventMetrics};
 use crate::recovery::{Claim, Recovery};
 
 use memory::RankMemory;
+use run::{Run, Scratch};
 
 /// Which stream this is, and what its blocks must look like.
 #[derive(Debug)]
@@ -53,23 +54,6 @@ pub(super) struct Ingest {
     /// Kept for their capacity.
     batch: Batch,
     scratch: Scratch,
-}
-
-#[derive(Debug, Default)]
-struct Scratch {
-    blocks: Vec<StoredBlock>,
-    names: Vec<EngineHash>,
-    sorted: Vec<u64>,
-}
-
-/// A store that was checked, with what its blocks are hashed by.
-struct Run<'a> {
-    stored: &'a Stored,
-    tokens: &'a [u32],
-    size: NonZeroU32,
-    /// Leading blocks with an identity.
-    readable: usize,
-    seed: HashSeed,
 }
 
 impl Ingest {
@@ -253,20 +237,20 @@ impl Ingest {
         if stored.tokens.is_empty() && stored.tier != Tier::Device {
             return self.link(worker, at, stored);
         }
-        let size = reconciled(&self.progress, stored, layout, worker)?;
+        let size = run::reconciled(&self.progress, stored, layout, worker)?;
         if stored.bigram != layout.eagle {
             return Err(SkipReason::TokenForm);
         }
-        let tokens = tokens_of(stored, size, layout).ok_or(SkipReason::TokenCount)?;
+        let tokens = run::tokens_of(stored, size, layout).ok_or(SkipReason::TokenCount)?;
         let sorted = &mut self.scratch.sorted;
-        if names_a_block_twice(&stored.engine_hashes, stored.parent, sorted) {
+        if run::names_a_block_twice(&stored.engine_hashes, stored.parent, sorted) {
             return Err(SkipReason::DuplicateHash);
         }
         let partition = &self.target.partition;
         let is_held = |name| partition.holds_name(worker, EngineHash(name));
         let namespace = memory.namespaces.of(stored, is_held)?;
         let is_recut = size != layout.block_size;
-        let readable = readable_blocks(stored, is_recut);
+        let readable = run::readable_blocks(stored, is_recut);
         if readable == 0 {
             return Err(SkipReason::ExtraKeys);
         }
@@ -402,99 +386,6 @@ impl Ingest {
             .map(|memory| memory.namespaces.len() + memory.cuts.pieces())
             .sum()
     }
-}
-
-impl Run<'_> {
-    fn names(&self) -> &[u64] {
-        &self.stored.engine_hashes[..self.readable]
-    }
-
-    /// The store in blocks of the partition's size, which they have.
-    fn event(&self, scratch: &mut Scratch, layout: HashLayout) -> KvEvent {
-        let mut blocks = std::mem::take(&mut scratch.blocks);
-        blocks.clear();
-        let mut names = self.names().iter();
-        let media = &self.stored.media;
-        hash::for_each_block(self.tokens, layout, self.seed, media, |block_hash| {
-            blocks.extend(names.next().map(|name| StoredBlock {
-                engine_hash: EngineHash(*name),
-                block_hash,
-            }));
-        });
-        KvEvent::Stored {
-            parent: self.stored.parent.map(EngineHash),
-            blocks,
-        }
-    }
-}
-
-impl Scratch {
-    fn take_back(&mut self, event: KvEvent) {
-        if let KvEvent::Stored { blocks, .. } = event {
-            self.blocks = blocks;
-        }
-    }
-}
-
-/// The block size of a store, if its blocks are the partition's or can be cut to them.
-fn reconciled(
-    progress: &RankProgress,
-    stored: &Stored,
-    layout: HashLayout,
-    worker: WorkerWithDpRank,
-) -> Result<NonZeroU32, SkipReason> {
-    let (found, wanted) = (stored.block_size, layout.block_size.get());
-    if found == wanted {
-        return Ok(layout.block_size);
-    }
-    let size = NonZeroU32::new(found).filter(|_| {
-        found.is_multiple_of(wanted) || (wanted.is_multiple_of(found) && !layout.eagle)
-    });
-    if size.is_some_and(|size| tokens_of(stored, size, layout).is_none()) {
-        // An event that contradicts itself says nothing about its engine.
-        return Err(SkipReason::TokenCount);
-    }
-    if progress.saw_block_size(found, size.is_some()) {
-        let WorkerWithDpRank { worker_id, dp_rank } = worker;
-        let cut_again = size.is_some();
-        warn!(
-            worker_id,
-            dp_rank, found, wanted, cut_again, "kv events with another block size"
-        );
-    }
-    size.ok_or(SkipReason::BlockSize)
-}
-
-/// The tokens of a store's blocks; `None` if they do not fill as many as it names.
-fn tokens_of(stored: &Stored, size: NonZeroU32, layout: HashLayout) -> Option<&[u32]> {
-    let engine = HashLayout {
-        block_size: size,
-        ..layout
-    };
-    let blocks = engine.complete_blocks(stored.tokens.len());
-    (blocks == stored.engine_hashes.len()).then_some(stored.tokens.as_slice())
-}
-
-/// Leading blocks with an identity that can be computed. Where in a block of the partition a media
-/// item of a larger or smaller block belongs is not told.
-fn readable_blocks(stored: &Stored, is_recut: bool) -> usize {
-    let readable = stored.readable_blocks.min(stored.engine_hashes.len());
-    let with_media = stored.media.iter().position(|items| !items.is_empty());
-    match with_media {
-        Some(block) if is_recut => readable.min(block),
-        _ => readable,
-    }
-}
-
-/// Whether a name occurs twice, the parent's included: then no order of blocks can be right.
-fn names_a_block_twice(names: &[u64], parent: Option<u64>, sorted: &mut Vec<u64>) -> bool {
-    if names.len() == 1 {
-        return parent == Some(names[0]);
-    }
-    sorted.clear();
-    sorted.extend(names.iter().copied().chain(parent));
-    sorted.sort_unstable();
-    sorted.windows(2).any(|pair| pair[0] == pair[1])
 }
 
 /// A payload that makes tests panic.

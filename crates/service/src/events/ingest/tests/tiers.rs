@@ -1,5 +1,8 @@
 //! Tiers, groups and copies: where a block is, and how many removals it takes.
 
+use pointsman_core::hash::BlockHash;
+use pointsman_core::index::StoredBlock;
+
 use super::*;
 
 fn stored_in(medium: &str, hashes: &[u32], parent: Option<u32>, ids: &[u32]) -> V {
@@ -267,7 +270,7 @@ fn a_peers_word_is_not_trusted_with_the_engines() {
         parent: None,
         blocks: vec![StoredBlock {
             engine_hash: EngineHash(9),
-            block_hash: hash::BlockHash(9),
+            block_hash: BlockHash(9),
         }],
     };
     let partition = Arc::clone(&rig.partition);
