@@ -10,6 +10,7 @@ mod cpu;
 mod fleet;
 mod http1;
 mod latency;
+mod processes;
 mod profile;
 mod prompts;
 mod stats;

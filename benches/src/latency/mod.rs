@@ -3,7 +3,6 @@
 
 mod envoy;
 mod load;
-mod processes;
 mod report;
 mod stage;
 
@@ -16,10 +15,10 @@ use anyhow::{Result, ensure};
 use clap::Args;
 
 use self::load::Plan;
-use self::processes::Process;
 use self::report::{Measured, Row, WAYS};
 use self::stage::Stage;
 use crate::cpu;
+use crate::processes::Process;
 use crate::prompts::{Prompts, Size};
 
 /// At one request a second there is little to take a median of, so it lasts this many times longer.

@@ -12,9 +12,9 @@ use serde_json::{Value, json};
 
 use super::LatencyArgs;
 use super::envoy::{self, Way};
-use super::processes::{Folder, Process, free_ports};
 use crate::fleet::{MockFleet, Sent, WORKERS};
 use crate::http1::{self, Connection};
+use crate::processes::{Folder, Process, free_ports};
 use crate::prompts::Prompts;
 
 const EVENTS_DEADLINE: Duration = Duration::from_mins(1);

@@ -1,4 +1,4 @@
-//! Starts the processes of the latency bench, waits until they answer, and ends them with itself.
+//! Starts the processes of a bench, waits until they answer, and ends them with itself.
 //! It ends no process that it did not start.
 
 use std::fs::{self, File};
@@ -18,7 +18,7 @@ const RETRY: Duration = Duration::from_millis(20);
 
 /// A running child, ended when this is dropped.
 #[derive(Debug)]
-pub(super) struct Process {
+pub(crate) struct Process {
     name: &'static str,
     child: Child,
     log: PathBuf,
@@ -26,7 +26,7 @@ pub(super) struct Process {
 
 impl Process {
     /// What the child prints goes to a log in `folder`.
-    pub(super) fn start(name: &'static str, command: &mut Command, folder: &Path) -> Result<Self> {
+    pub(crate) fn start(name: &'static str, command: &mut Command, folder: &Path) -> Result<Self> {
         let log = folder.join(format!("{name}.log"));
         let file = File::create(&log).with_context(|| format!("creating {}", log.display()))?;
         command
@@ -39,12 +39,12 @@ impl Process {
         Ok(Self { name, child, log })
     }
 
-    pub(super) fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 
     /// Waits until `path` of the process's HTTP port is answered with 200.
-    pub(super) fn wait_for_200(&mut self, port: u16, path: &str) -> Result<()> {
+    pub(crate) fn wait_for_200(&mut self, port: u16, path: &str) -> Result<()> {
         let server = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
         self.wait(|| {
             Connection::open(server)
@@ -54,7 +54,7 @@ impl Process {
     }
 
     /// Waits until the process accepts connections.
-    pub(super) fn wait_for_port(&mut self, port: u16) -> Result<()> {
+    pub(crate) fn wait_for_port(&mut self, port: u16) -> Result<()> {
         self.wait(|| Connection::open(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).is_ok())
     }
 
@@ -89,7 +89,7 @@ impl Process {
     }
 
     /// The most memory the process ever had resident, in MiB.
-    pub(super) fn peak_mib(&self) -> Option<f64> {
+    pub(crate) fn peak_mib(&self) -> Option<f64> {
         let mut status = String::new();
         File::open(format!("/proc/{}/status", self.pid()))
             .ok()?
@@ -113,24 +113,24 @@ impl Drop for Process {
 
 /// A folder for configuration and logs. It stays when something fails, to be looked into.
 #[derive(Debug)]
-pub(super) struct Folder(PathBuf);
+pub(crate) struct Folder(PathBuf);
 
 impl Folder {
-    pub(super) fn create() -> Result<Self> {
+    pub(crate) fn create() -> Result<Self> {
         let path = std::env::temp_dir().join(format!("pointsman-benches-{}", std::process::id()));
         fs::create_dir_all(&path).with_context(|| format!("creating {}", path.display()))?;
         Ok(Self(path))
     }
 
-    pub(super) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.0
     }
 
-    pub(super) fn remove(&self) -> Result<()> {
+    pub(crate) fn remove(&self) -> Result<()> {
         fs::remove_dir_all(&self.0).with_context(|| format!("removing {}", self.0.display()))
     }
 
-    pub(super) fn write(&self, name: &str, text: &str) -> Result<PathBuf> {
+    pub(crate) fn write(&self, name: &str, text: &str) -> Result<PathBuf> {
         let path = self.0.join(name);
         fs::write(&path, text).with_context(|| format!("writing {}", path.display()))?;
         Ok(path)
@@ -141,7 +141,7 @@ impl Folder {
 const PORTS: std::ops::Range<u16> = 15_000..30_000;
 
 /// Ports that are free now on the loopback address, all different.
-pub(super) fn free_ports<const N: usize>() -> Result<[u16; N]> {
+pub(crate) fn free_ports<const N: usize>() -> Result<[u16; N]> {
     // Two benches at once begin at different places.
     let spread = usize::try_from(std::process::id())?.wrapping_mul(97) % PORTS.len();
     let candidates = PORTS.skip(spread).chain(PORTS.take(spread));
