@@ -84,6 +84,15 @@ pub(crate) fn post(path: &str, body: &str) -> Vec<u8> {
         .into_bytes()
 }
 
+/// One without a body.
+pub(crate) fn bare_post(path: &str) -> Vec<u8> {
+    format!("POST {path} HTTP/1.1\r\nhost: bench\r\ncontent-length: 0\r\n\r\n").into_bytes()
+}
+
+pub(crate) fn delete(path: &str) -> Vec<u8> {
+    format!("DELETE {path} HTTP/1.1\r\nhost: bench\r\n\r\n").into_bytes()
+}
+
 pub(crate) fn get(path: &str) -> Vec<u8> {
     format!("GET {path} HTTP/1.1\r\nhost: bench\r\n\r\n").into_bytes()
 }

@@ -13,6 +13,7 @@ mod latency;
 mod processes;
 mod profile;
 mod prompts;
+mod select;
 mod stats;
 mod transport;
 mod trivial;
@@ -40,6 +41,10 @@ enum Bench {
     TrivialPicker(trivial::TrivialArgs),
     /// What a picker adds to a real Envoy, in latency and in CPU
     Latency(latency::LatencyArgs),
+    /// What one request costs the selection service over HTTP, beside a bare service and the published one
+    Select(select::SelectArgs),
+    /// Serve the same routes with constants for answers
+    BareSelect(select::BareArgs),
     /// What each step of one request costs inside Pointsman
     Profile(profile::ProfileArgs),
 }
@@ -61,6 +66,8 @@ fn run(bench: Bench) -> Result<bool> {
         Bench::Transport(args) => on_one_thread(transport::run(args)),
         Bench::TrivialPicker(args) => on_one_thread(trivial::run(args)).map(|()| true),
         Bench::Latency(args) => latency::run(&args).map(|()| true),
+        Bench::Select(args) => select::run(&args),
+        Bench::BareSelect(args) => select::serve_bare(&args).map(|()| true),
         Bench::Profile(args) => profile::run(&args).map(|()| true),
     }
 }

@@ -10,6 +10,7 @@ mod lookups;
 mod memory;
 mod replicas;
 mod report;
+mod serve;
 
 use std::process::ExitCode;
 
@@ -19,12 +20,14 @@ static HEAP: &stats_alloc::StatsAlloc<std::alloc::System> = &stats_alloc::INSTRU
 
 const USAGE: &str =
     "usage: pointsman-bench-peer lookups|cold|events|memory|replicas [workers,..] [blocks,..]
+       pointsman-bench-peer serve PORT THREADS
 
   lookups   warm lookups: full hit, prefix only, miss; many owners and few
   cold      the same with 9 million entries, each lookup timed alone
   events    blocks stored and removed per second of CPU, bulk and one by one
   memory    live heap per entry; needs --features heap
-  replicas  two selectors, one of each kind, share their load; also prints what the published one sends";
+  replicas  two selectors, one of each kind, share their load; also prints what the published one sends
+  serve     the published selection service over HTTP, for `benches/run select`";
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -40,6 +43,13 @@ fn main() -> ExitCode {
         Some("lookups") => lookups::warm(&workers, &blocks),
         Some("cold") => lookups::cold(&list(1, &[64, 2_000])),
         Some("events") => events::run(&workers, &blocks),
+        Some("serve") => {
+            let number = |at: usize, default: u16| {
+                let given = args.get(at).and_then(|text| text.parse().ok());
+                given.unwrap_or(default)
+            };
+            serve::run(number(1, 8092), usize::from(number(2, 2)));
+        }
         Some("memory") => memory::run(&workers, &blocks),
         Some("replicas") => {
             if let Err(error) = replicas::run() {
