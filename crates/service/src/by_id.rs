@@ -240,10 +240,11 @@ impl SelectionService {
     /// may be asked, whichever made it.
     pub fn free(&self, id: &str) -> Result<(), SelectionServiceError> {
         let shared = self.shared();
-        let own = shared.reservations.free(id);
         let replicas = shared.replicas.as_ref();
+        // In this order: what is taken over goes from the mirror to our own, and is in one of them.
         let mirrored = replicas.is_some_and(|replicas| replicas.free(shared, id, Instant::now()));
-        if own || mirrored {
+        let own = shared.reservations.free(id);
+        if mirrored || own {
             Ok(())
         } else {
             Err(unknown(id))
@@ -253,21 +254,24 @@ impl SelectionService {
     /// The reservation of an id, whichever replica made it. Its silence begins anew, at all of them.
     pub(crate) fn hear(&self, id: &str) -> Result<Called, SelectionServiceError> {
         let (shared, now) = (self.shared(), Instant::now());
-        if let Some(heard) = shared.reservations.hear(id, now) {
-            if let Some(replicas) = &shared.replicas {
+        let replicas = shared.replicas.as_ref();
+        let own = || {
+            let heard = shared.reservations.hear(id, now)?;
+            if let Some(replicas) = replicas {
                 replicas.renew(id, now);
             }
-            return Ok(match heard {
+            Some(match heard {
                 Heard::Charged(charge) => Called::Here(charge),
                 Heard::Orphaned => Called::Nowhere,
-            });
-        }
-        let replicas = shared.replicas.as_ref();
-        match replicas.and_then(|replicas| replicas.call(id, now)) {
-            Some(Mirrored::Charged(charge)) => Ok(Called::Elsewhere(charge)),
-            Some(Mirrored::Uncharged) => Ok(Called::Nowhere),
-            None => Err(unknown(id)),
-        }
+            })
+        };
+        let mirrored = || match replicas?.call(id, now)? {
+            Mirrored::Charged(charge) => Some(Called::Elsewhere(charge)),
+            Mirrored::Uncharged => Some(Called::Nowhere),
+        };
+        // Asked again: it may have been taken over in between.
+        let called = own().or_else(mirrored).or_else(own);
+        called.ok_or_else(|| unknown(id))
     }
 
     fn claim(&self, id: &str) -> Result<Claim<'_>, SelectionServiceError> {

@@ -390,10 +390,11 @@ impl Replicas {
             teller.complete_prefill();
         }
         self.metrics.taken_over.inc();
-        let id = claim.id().clone();
+        let (id, seq) = (claim.id().clone(), teller.seq());
         claim.fulfil(Told::told(held, teller), None, heard_at);
         // From here on its id is found among our own: until here, in the mirror.
-        if self.lock().left(key) {
+        // Either side's clients may have freed it meanwhile.
+        if self.lock().left(key) || self.outbox.numbered(seq).is_none() {
             shared.reservations.free(id.as_str());
         }
     }

@@ -164,6 +164,10 @@ impl Outbox {
 }
 
 impl Teller {
+    pub(super) fn seq(&self) -> u64 {
+        self.seq
+    }
+
     pub(crate) fn complete_prefill(&self) {
         self.outbox.complete_prefill(self.seq);
     }

@@ -241,6 +241,7 @@ impl<H> Mirror<H> {
 
     /// A reservation was taken over. True where a client freed it meanwhile.
     pub(in crate::replicas) fn left(&mut self, key: Key) -> bool {
-        matches!(self.forget(key), Some((_, Hold::Ended)))
+        // What was ended may have been removed since.
+        !matches!(self.forget(key), Some((_, Hold::Leaving)))
     }
 }

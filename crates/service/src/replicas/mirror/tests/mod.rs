@@ -100,6 +100,34 @@ fn a_dead_replica_loses_its_exchanges_at_once_and_its_ids_are_taken_over() {
 }
 
 #[test]
+fn what_a_client_frees_while_it_is_taken_over_is_known_to_be_freed() {
+    let mut world = World::new();
+    for id in ["freed", "stays"] {
+        world.add(id, HeldBy::Id);
+    }
+    world.settle();
+    let (now, mut out) = (world.now + 10 * SECOND, Vec::new());
+    world.mirror.tick(now, &mut out);
+    assert!(world.mirror.holds("freed") && world.call_free("freed"));
+    // Another turn of the clock comes before the first one's actions are done.
+    let mut later = Vec::new();
+    world.mirror.tick(now, &mut later);
+    assert!(
+        later
+            .iter()
+            .all(|action| matches!(action, Action::Tell(..)))
+    );
+    for action in out {
+        let Action::TakeOver(takeover) = action else {
+            panic!("{action:?}");
+        };
+        let freed = takeover.record.id.as_str() == "freed";
+        assert_eq!(world.mirror.left(takeover.key), freed);
+    }
+    assert!(!world.mirror.holds("freed") && !world.mirror.holds("stays"));
+}
+
+#[test]
 fn a_replica_that_comes_back_on_its_socket_is_another_and_the_former_is_dead() {
     let mut world = World::new();
     world.add("exchange", HeldBy::Exchange);
