@@ -8,7 +8,7 @@
 //! - A lost connection makes the rank *suspect*. A replay that shows the last frame unchanged ends
 //!   that; one that shows another frame, or none, is a restart.
 //! - A gap that no replay fills makes the rank suspect too: live frames go on at once, and a rebuild
-//!   from number 0 is tried with back-off, where there is a replay endpoint.
+//!   from number 0 is tried with back-off until one succeeds, where there is a replay endpoint.
 //! - What is suspect counts until the time is up. What the engine names meanwhile is confirmed; the
 //!   rest is dropped. New trouble meanwhile starts a second round and prolongs no first one.
 //! - A number that was seen is a duplicate if its payload is the one kept for it, else a restart.
@@ -31,12 +31,15 @@ const REMEMBERED_FRAMES: usize = 1024;
 const ECHOED_FRAMES: usize = 64;
 /// Numbers of other publishers that one replay may use.
 const FOREIGN_FRAMES: usize = 16_384;
+/// By how much longer than `retry_max` a rebuild is left alone that has failed for the suspect time:
+/// one that breaks off has cleared what live frames said.
+const LATE_PAUSES: u32 = 16;
 
 #[derive(Debug)]
 enum Phase {
     Live,
     Replaying(Replay),
-    /// A replay failed; a rebuild is due.
+    /// A replay failed; a rebuild is due, and is tried until one succeeds.
     Waiting {
         retry_at: Instant,
     },
@@ -126,11 +129,14 @@ impl Stream {
         if self.doubt.is_none() {
             self.start_doubt(false, now, actions);
         }
+        if self.trouble.is_some() {
+            self.replay(Purpose::Rebuild, 0, actions);
+            return;
+        }
         let Some(next) = self.next.filter(|_| self.can_replay) else {
             return;
         };
         match self.recent.back() {
-            _ if self.trouble.is_some() => self.replay(Purpose::Rebuild, 0, actions),
             Some(&(sequence, digest)) => {
                 self.replay(Purpose::Verify { sequence, digest }, sequence, actions);
             }
@@ -231,6 +237,11 @@ impl Stream {
                 self.clear(ClearCause::Rebuild, actions);
                 self.resume(now, actions);
             }
+            (ReplayEnd::Failed, Purpose::Rebuild) => {
+                // Live frames went on without it: there is nothing new to doubt.
+                self.phase = Phase::Live;
+                self.wait_for_rebuild(now);
+            }
             (ReplayEnd::Failed, _) => self.suspect(now, actions),
         }
     }
@@ -262,28 +273,19 @@ impl Stream {
             Phase::Waiting { retry_at } => Some(retry_at),
         };
         let up = self.doubt.map(|doubt| doubt.since + self.limits.suspect);
-        let given_up = self
-            .trouble
-            .map(|trouble| trouble.since + self.limits.suspect);
-        [due, up, given_up].into_iter().flatten().min()
+        [due, up].into_iter().flatten().min()
     }
 
     pub(super) fn woke(&mut self, now: Instant, actions: &mut Actions) {
         if matches!(self.phase, Phase::Replaying(_)) {
             return;
         }
-        let limit = self.limits.suspect;
-        let is_over = |since: Instant| now >= since + limit;
-        if let Some(doubt) = self.doubt.filter(|doubt| is_over(doubt.since)) {
+        if let Some(doubt) = self.doubt.filter(|doubt| self.is_over(doubt.since, now)) {
             self.doubt = None;
             actions.push(Action::DropDoubted);
             if let Some(lost) = doubt.again {
                 self.start_doubt(lost, now, actions);
             }
-        }
-        if self.trouble.is_some_and(|trouble| is_over(trouble.since)) {
-            self.trouble = None;
-            self.phase = Phase::Live;
         }
         if let Phase::Waiting { retry_at } = self.phase
             && now >= retry_at
@@ -310,6 +312,7 @@ impl Stream {
                     self.fill_before(frame, next, now, actions);
                 } else {
                     self.start_doubt(true, now, actions);
+                    self.hasten(now);
                     self.apply(frame, false, actions);
                 }
             }
@@ -416,25 +419,44 @@ impl Stream {
         let Phase::Replaying(replay) = std::mem::replace(&mut self.phase, Phase::Live) else {
             return;
         };
-        self.wait_for_rebuild(now, actions);
+        self.start_doubt(true, now, actions);
+        self.wait_for_rebuild(now);
         self.drain(replay.held, now, actions);
     }
 
-    fn wait_for_rebuild(&mut self, now: Instant, actions: &mut Actions) {
-        self.start_doubt(true, now, actions);
+    fn wait_for_rebuild(&mut self, now: Instant) {
         let trouble = self.trouble.get_or_insert(Trouble {
             since: now,
             attempts: 0,
         });
-        let back_off = self
-            .limits
-            .retry_min
-            .saturating_mul(1 << trouble.attempts.min(16))
-            .min(self.limits.retry_max);
+        let attempts = trouble.attempts.min(16);
         trouble.attempts = trouble.attempts.saturating_add(1);
-        self.phase = Phase::Waiting {
-            retry_at: now + back_off,
+        let longest = if self.trouble_is_old(now) {
+            self.limits.retry_max.saturating_mul(LATE_PAUSES)
+        } else {
+            self.limits.retry_max
         };
+        let back_off = self.limits.retry_min.saturating_mul(1 << attempts);
+        self.phase = Phase::Waiting {
+            retry_at: now + back_off.min(longest),
+        };
+    }
+
+    /// New trouble ends a long pause: the rebuild is what can tell of it in time.
+    fn hasten(&mut self, now: Instant) {
+        if matches!(self.phase, Phase::Waiting { .. }) && self.trouble_is_old(now) {
+            self.trouble = None;
+            self.wait_for_rebuild(now);
+        }
+    }
+
+    fn trouble_is_old(&self, now: Instant) -> bool {
+        self.trouble
+            .is_some_and(|trouble| self.is_over(trouble.since, now))
+    }
+
+    fn is_over(&self, since: Instant, now: Instant) -> bool {
+        now >= since + self.limits.suspect
     }
 
     /// Frames that waited behind a replay. One that the replay went past is not taken for a restart,
@@ -451,7 +473,8 @@ impl Stream {
             let kept = self.digest_kept(frame.sequence);
             let contradicts = kept.is_some_and(|digest| digest != digest_of(&frame.payload));
             if contradicts && matches!(self.phase, Phase::Live) {
-                self.wait_for_rebuild(now, actions);
+                self.start_doubt(true, now, actions);
+                self.wait_for_rebuild(now);
             }
         }
     }

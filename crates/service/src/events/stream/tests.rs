@@ -96,6 +96,12 @@ impl Rig {
         self.told()
     }
 
+    /// To the next moment that it asks for: the seconds until then.
+    fn next_wake(&mut self) -> (u64, Vec<String>) {
+        let wait = self.stream.wake_at().unwrap() - self.now;
+        (wait.as_secs(), self.woke_after(wait))
+    }
+
     /// The actions so far in short: `+3` applied, `*3` applied from a replay.
     fn told(&mut self) -> Vec<String> {
         self.actions
@@ -295,21 +301,68 @@ fn what_is_not_confirmed_in_time_is_forgotten() {
     rig.ended(FAILED);
     let mut waits = Vec::new();
     let outcome = loop {
-        let wait = rig.stream.wake_at().unwrap() - rig.now;
-        let told = rig.woke_after(wait);
+        let (wait, told) = rig.next_wake();
         if told != ["replay 0"] {
             break told;
         }
-        waits.push(wait.as_secs());
+        waits.push(wait);
         assert_eq!(rig.ended(FAILED), [""; 0]);
     };
     assert_eq!(waits, [1, 2, 4, 8, 16]);
     // Frame 5 itself was followed by no gap, so what it said is not doubted.
-    assert_eq!(outcome, ["drop", "doubt"]);
-    assert_eq!(rig.woke_after(Duration::from_mins(1)), ["drop"]);
-    assert_eq!(rig.stream.wake_at(), None);
+    assert_eq!(outcome, ["drop"]);
     assert!(!rig.stream.is_suspect());
     assert_eq!(rig.live(frame(6)), ["+6"]);
+}
+
+#[test]
+fn a_rebuild_that_fails_for_long_is_tried_ever_more_rarely_but_never_given_up() {
+    let mut rig = Rig::new(true);
+    rig.live(frame(5));
+    assert_eq!(rig.ended(FAILED), ["gap", "+5"]);
+    let mut waits = Vec::new();
+    for _ in 0..11 {
+        let (wait, told) = rig.next_wake();
+        waits.push(wait);
+        assert_eq!(told, ["replay 0"]);
+        assert_eq!(rig.ended(FAILED), [""; 0]);
+        assert!(!rig.stream.is_suspect(), "nothing new is missing");
+    }
+    assert_eq!(waits, [1, 2, 4, 8, 16, 30, 64, 128, 256, 480, 480]);
+    assert_eq!(rig.next_wake().1, ["replay 0"]);
+    assert_eq!(rig.replayed(frame(0)), ["clear rebuild", "*0"]);
+    for sequence in 1..6 {
+        rig.replayed(frame(sequence));
+    }
+    assert_eq!(rig.ended(COMPLETE), ["drop"]);
+    assert_eq!(rig.stream.wake_at(), None);
+}
+
+#[test]
+fn a_gap_ends_a_long_pause_before_the_next_rebuild() {
+    let mut rig = Rig::new(true);
+    rig.live(frame(5));
+    rig.ended(FAILED);
+    for _ in 0..9 {
+        rig.next_wake();
+        rig.ended(FAILED);
+    }
+    assert_eq!(rig.live(frame(7)), ["gap", "doubt", "+7"]);
+    assert_eq!(rig.next_wake(), (1, vec!["replay 0".to_owned()]));
+    rig.ended(FAILED);
+    assert_eq!(rig.live(frame(9)), ["gap", "+9"]);
+    assert_eq!(rig.next_wake().0, 2, "the pauses grow anew");
+}
+
+#[test]
+fn a_rebuild_that_breaks_off_leaves_what_it_brought_in_doubt() {
+    let mut rig = Rig::after(true, 1);
+    rig.live(frame(5));
+    rig.ended(FAILED);
+    rig.next_wake();
+    assert_eq!(rig.replayed(frame(0)), ["clear rebuild", "*0"]);
+    assert_eq!(rig.ended(FAILED), ["doubt"]);
+    assert_eq!(rig.next_wake(), (2, vec!["replay 0".to_owned()]));
 }
 
 #[test]
@@ -318,8 +371,8 @@ fn missing_history_alone_makes_nothing_suspect() {
     rig.live(frame(5));
     assert_eq!(rig.ended(FAILED), ["gap", "+5"]);
     assert!(!rig.stream.is_suspect());
-    assert_eq!(rig.woke_after(Duration::from_mins(1)), [""; 0]);
-    assert_eq!(rig.stream.wake_at(), None);
+    assert_eq!(rig.woke_after(Duration::from_mins(1)), ["replay 0"]);
+    assert!(!rig.stream.is_suspect());
 }
 
 #[test]
@@ -329,7 +382,7 @@ fn a_gap_while_a_rebuild_is_due_makes_the_rank_suspect() {
     rig.ended(FAILED);
     assert_eq!(rig.live(frame(9)), ["gap", "doubt", "+9"]);
     assert!(rig.stream.is_suspect());
-    assert_eq!(rig.woke_after(Duration::from_mins(1)), ["drop"]);
+    assert_eq!(rig.woke_after(Duration::from_mins(1)), ["drop", "replay 0"]);
 }
 
 #[test]
@@ -462,4 +515,11 @@ fn a_reading_that_fails_is_tried_again() {
     assert!(rig.ended(FAILED).is_empty());
     assert!(rig.stream.is_suspect());
     assert_eq!(rig.woke_after(Duration::from_secs(1)), ["replay 0"]);
+}
+
+#[test]
+fn a_reading_that_a_lost_connection_interrupts_before_the_first_frame_is_begun_again() {
+    let mut rig = Rig::new(true);
+    assert_eq!(rig.read_again(), ["replay 0"]);
+    assert_eq!(rig.reconnected(), ["replay 0"]);
 }

@@ -141,11 +141,13 @@ fn run_faults(seed: u64, can_replay: bool) {
         match random.random_range(0..100) {
             0..4 => {
                 stream.disconnected(now, &mut actions);
+                index.asked = None;
                 engine.restart();
                 stream.connected(now, &mut actions);
             }
             4..8 => {
                 stream.disconnected(now, &mut actions);
+                index.asked = None;
                 stream.connected(now, &mut actions);
             }
             8..30 => {
@@ -173,14 +175,16 @@ fn run_faults(seed: u64, can_replay: bool) {
         now,
         buffer_size,
     };
-    quiet.settle(&mut random);
-    let Quiet { engine, index, .. } = quiet;
-    let stale: Vec<_> = index.blocks.difference(&engine.blocks).collect();
+    quiet.settle(&mut random, Duration::from_secs(5));
+    let stale = quiet.index.blocks.difference(&quiet.engine.blocks);
+    let stale: Vec<_> = stale.collect();
     assert!(
         stale.is_empty(),
         "seed {seed}: believed but not held: {stale:?}"
     );
     if can_replay && buffer_size == usize::MAX {
+        quiet.settle(&mut random, Duration::from_secs(10));
+        let Quiet { engine, index, .. } = quiet;
         assert_eq!(index.blocks, engine.blocks, "seed {seed}");
     }
 }
@@ -195,10 +199,10 @@ struct Quiet {
 }
 
 impl Quiet {
-    fn settle(&mut self, random: &mut StdRng) {
+    fn settle(&mut self, random: &mut StdRng, step: Duration) {
         let mut actions = Vec::new();
         for _ in 0..40 {
-            self.now += Duration::from_secs(5);
+            self.now += step;
             let frame = self.engine.step(random, self.buffer_size);
             self.stream.live(frame, self.now, &mut actions);
             self.index.take(&mut actions);
@@ -227,5 +231,12 @@ fn after_any_faults_nothing_stale_is_believed_and_a_full_history_is_found_again(
     println!("seeds 0..4000");
     for seed in 0..4_000 {
         run_faults(seed, seed % 4 != 0);
+    }
+}
+
+#[test]
+fn a_rebuild_that_fails_longer_than_the_suspect_time_still_finds_the_full_history() {
+    for seed in [19_739, 25_805, 44_747, 48_265] {
+        run_faults(seed, true);
     }
 }
