@@ -132,6 +132,13 @@ impl Inputs {
         events
     }
 
+    /// Stores of the tails alone, for whoever has the system prompts.
+    pub(crate) fn tail_stores(&self, size: usize) -> Vec<Event> {
+        let systems = self.systems.iter();
+        let events = systems.map(|(blocks, owners)| blocks.len().div_ceil(size) * owners.len());
+        self.stores(size).split_off(events.sum())
+    }
+
     /// Removals of all tails, from their ends.
     pub(crate) fn removals(&self, size: usize) -> Vec<Event> {
         let mut events = Vec::new();

@@ -83,7 +83,7 @@ fn row(shape: crate::inputs::Shape, limit: f64) -> f64 {
 }
 
 #[cfg(feature = "heap")]
-fn live() -> f64 {
+pub(crate) fn live() -> f64 {
     let stats = crate::HEAP.stats();
     (stats.bytes_allocated as f64) - (stats.bytes_deallocated as f64)
 }

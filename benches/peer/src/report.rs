@@ -1,7 +1,8 @@
 //! Prints figures beside their limits, reads the CPU clock, and finds quantiles.
 
-use std::fs;
 use std::time::Duration;
+
+use nix::time::ClockId;
 
 /// A quantile of figures that are sorted in place.
 pub(crate) fn quantile(figures: &mut [f64], share: f64) -> f64 {
@@ -22,16 +23,8 @@ pub(crate) fn verdict(ratio: f64, limit: f64) -> String {
     format!("{ratio:6.2}x (limit {limit:.2}x) {word}")
 }
 
-/// CPU time of all threads of this process that still live.
-pub(crate) fn cpu() -> Duration {
-    let mut nanoseconds = 0;
-    for task in fs::read_dir("/proc/self/task").expect("procfs").flatten() {
-        let stat = fs::read_to_string(task.path().join("schedstat")).unwrap_or_default();
-        let spent = stat
-            .split_whitespace()
-            .next()
-            .and_then(|text| text.parse::<u64>().ok());
-        nanoseconds += spent.unwrap_or(0);
-    }
-    Duration::from_nanos(nanoseconds)
+/// CPU seconds of all threads of this process.
+pub(crate) fn cpu() -> f64 {
+    let time = ClockId::CLOCK_PROCESS_CPUTIME_ID.now();
+    Duration::from(time.expect("the kernel counts CPU time")).as_secs_f64()
 }

@@ -15,11 +15,10 @@ pub(crate) fn run(port: u16, threads: usize) {
         .expect("a runtime");
     runtime.block_on(async {
         // A host brings the default policy: the one that the crate has for reference.
-        let registry = RouterPluginRegistry::default().with_default_factory(Arc::new(
-            |config, role, _| {
+        let registry =
+            RouterPluginRegistry::default().with_default_factory(Arc::new(|config, role, _| {
                 WorkerSelectionPolicy::reference(config.clone(), role.default_selector_label())
-            },
-        ));
+            }));
         let config = KvRouterConfig::default();
         let builder = SelectionServiceBuilder::new(config, WorkerType::Aggregated, registry);
         let service = builder.build().await.expect("the published service");
