@@ -59,6 +59,7 @@ pub(super) fn read<T: Id>(text: &[u8], at: usize) -> Result<(Vec<T>, usize), NoL
     }
     let mut list = Vec::with_capacity((text.len() - at).min(1 << 16) / 8);
     loop {
+        at = skip_space(text, short_ids(text, at, &mut list));
         let bad = NoList(Some(list.len()));
         let (id, end) = integer(text, at).ok_or(bad)?;
         list.push(id);
@@ -96,6 +97,30 @@ pub(super) fn skip_space(text: &[u8], mut at: usize) -> usize {
     at
 }
 
+/// Reads ids of at most seven digits for as long as each has a comma right behind it, as token ids
+/// do; where the next element begins. All else is left to whoever reads that.
+fn short_ids<T: Id>(text: &[u8], mut at: usize, list: &mut Vec<T>) -> usize {
+    while let Some(word) = text.get(at..).and_then(<[u8]>::first_chunk::<8>) {
+        let word = u64::from_le_bytes(*word);
+        let count = count_digits(word);
+        if count == 0 || count == 8 {
+            break;
+        }
+        let behind = word >> (8 * count);
+        let is_padded = count > 1 && word & 0xFF == u64::from(b'0');
+        if behind & 0xFF != u64::from(b',') || is_padded {
+            break;
+        }
+        let Some(id) = T::from_parts(false, value_of(word, count)) else {
+            break;
+        };
+        list.push(id);
+        let has_space = (behind >> 8) & 0xFF == u64::from(b' ');
+        at += count + 1 + usize::from(has_space);
+    }
+    at
+}
+
 /// The integer that begins at `at`, and where it ends.
 fn integer<T: Id>(text: &[u8], at: usize) -> Option<(T, usize)> {
     let negative = text.get(at) == Some(&b'-');
@@ -120,17 +145,26 @@ fn digits(text: &[u8], at: usize) -> (u64, usize) {
         return last_digits(text, at);
     };
     let word = u64::from_le_bytes(*word);
+    match count_digits(word) {
+        0 => (0, 0),
+        count => (value_of(word, count), count),
+    }
+}
+
+/// How many of the bytes, from the first on, are digits.
+fn count_digits(word: u64) -> usize {
     let others =
         ((word & UPPER_HALVES) ^ ZEROS) | ((word.wrapping_add(PAST_NINE) & UPPER_HALVES) ^ ZEROS);
-    let count = (others.trailing_zeros() / 8) as usize;
-    if count == 0 {
-        return (0, 0);
-    }
+    (others.trailing_zeros() / 8) as usize
+}
+
+/// The value of the first `count` bytes, which are digits; one to eight of them.
+fn value_of(word: u64, count: usize) -> u64 {
     // Moved to the upper end they have zeros before them; then they are joined two by two.
     let ones = (word << (64 - 8 * count)) & 0x0F0F_0F0F_0F0F_0F0F;
     let pairs = (ones.wrapping_mul(2561) >> 8) & 0x00FF_00FF_00FF_00FF;
     let fours = (pairs.wrapping_mul(6_553_601) >> 16) & 0x0000_FFFF_0000_FFFF;
-    (fours.wrapping_mul(42_949_672_960_001) >> 32, count)
+    fours.wrapping_mul(42_949_672_960_001) >> 32
 }
 
 /// The same near the end of the text.
