@@ -154,7 +154,7 @@ pub(super) struct OutputBlockFields {
 
 #[derive(ToSchema)]
 pub(super) struct PeerFields {
-    #[schema(pattern = "^tcp://[A-Za-z0-9._-]+:[0-9]{1,4}$")]
+    #[schema(pattern = "^tcp://.+:[0-9]{1,5}$")]
     endpoint: String,
 }
 

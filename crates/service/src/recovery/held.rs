@@ -195,7 +195,8 @@ impl Claim {
             };
             let blocks = blocks.len();
             match partition.apply_unconfirmed(worker, Placement::from(tier), &event) {
-                Applied::Stored { .. } => applied += blocks,
+                // A published dump may tell children before their parents: they wait for them.
+                Applied::Stored { .. } | Applied::UnknownParent => applied += blocks,
                 _ => refused += blocks,
             }
         }

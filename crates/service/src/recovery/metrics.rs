@@ -28,7 +28,7 @@ pub(super) enum PeerOutcome {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
     Applied,
-    /// The index is full, or their place is not known.
+    /// Their rank went meanwhile.
     Refused,
     BlockSize,
     /// Their rank was not registered in time, or has no events.

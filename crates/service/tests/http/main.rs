@@ -24,7 +24,7 @@
 //! | SEL-33 | lists of hashes that do not fit | `selecting::prompts_of_every_form_and_size_are_taken`, `bad_prompts_are_refused_before_anything_else` |
 //! | SEL-34 | an empty prompt | `selecting::prompts_of_every_form_and_size_are_taken` |
 //! | SEL-35 | the shape of an answer without overlap | `selecting::a_cold_answer_lists_the_rank_with_zero_and_omits_an_absent_id` |
-//! | SEL-36 | the list of peers | `inspection::peers_are_refused_while_synchronization_is_disabled` |
+//! | SEL-36 | the list of peers | `replicas::peers_come_and_go_and_are_listed_in_order`, `inspection::peers_are_refused_while_synchronization_is_disabled` |
 //! | SEL-39 | HTTP manners | `manners` |
 //! | SEL-40 | IPv6 endpoints | `catalog::endpoints_may_be_ipv6` |
 //! | SEL-44 | a reservation without an id | `lifecycle::a_reservation_needs_an_id` |

@@ -5,9 +5,10 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use pointsman_core::PartitionId;
 use pointsman_plugin::WorkerWithDpRank;
 use pointsman_service::http::{Access, Config, Server, ServerConfig, Tokens, router};
-use pointsman_service::{RecoveryConfig, SelectionServiceBuilder};
+use pointsman_service::{RecoveryConfig, SelectionServiceBuilder, WorkerRegistration};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use serde_json::{Value, json};
@@ -16,7 +17,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::engine::{Answer, Engine, remove, store};
-use crate::rig::{Replays, Rig, tokens, worker, worker_of};
+use crate::rig::{Replays, Rig, asking, tokens, worker, worker_of};
 
 /// A service's routes on a port of their own.
 async fn serve(rig: &Rig, access: Access) -> (String, DropGuard) {
@@ -166,6 +167,51 @@ async fn a_published_dump_is_taken_over_and_the_engine_has_the_last_word() {
     assert!(!head.contains("authorization"), "{head}");
 }
 
+/// Answered by the published selection service, release 1.6.1, after a worker of two ranks had
+/// stored blocks of the tokens 1 to 20 on devices and in host memory; `GET /dump`, as it came.
+const RECORDED: &str = include_str!("../data/published_dump.json");
+
+#[tokio::test]
+async fn a_dump_recorded_from_the_published_service_is_taken_over() {
+    let peer = Peer::start(Some(ok(RECORDED))).await;
+    let rig = recovering(vec![peer.url()], RecoveryConfig::default()).await;
+    until_recovered(&rig).await;
+    let engines = [
+        Engine::start(Answer::Bare).await,
+        Engine::start(Answer::Bare).await,
+    ];
+    let at = |rank: usize| engines[rank].publisher_at.clone();
+    let registration = WorkerRegistration {
+        model_name: "hub:model".to_owned(),
+        kv_events_endpoints: [(0, at(0)), (1, at(1))].into(),
+        data_parallel_size: Some(2),
+        ..worker(1)
+    };
+    rig.service.register_worker(registration).unwrap();
+    // Children come before their parents in it; they wait for them.
+    let expected = vec![(0, 4, 1), (1, 2, 0)];
+    let taken_over = async {
+        while held_of_recorded(&rig).await != expected {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    let in_time = tokio::time::timeout(Duration::from_secs(30), taken_over).await;
+    assert!(in_time.is_ok(), "{:?}", held_of_recorded(&rig).await);
+}
+
+/// Leading blocks on the device, and behind them in host memory, by rank.
+async fn held_of_recorded(rig: &Rig) -> Vec<(u32, u64, u64)> {
+    let partition = PartitionId::new("hub:model", "default");
+    let scores = rig
+        .service
+        .overlap_scores(&partition, asking(&tokens(1..21)));
+    let ranks = scores.await.unwrap().overlap.ranks;
+    let held = ranks
+        .iter()
+        .map(|rank| (rank.worker.dp_rank, rank.device_blocks, rank.host_blocks));
+    held.collect()
+}
+
 #[tokio::test]
 async fn a_complete_replay_drops_what_it_does_not_name() {
     let peer = Peer::start(Some(ok(&published("m:default", 4, &GOLDEN).to_string()))).await;
@@ -207,7 +253,7 @@ async fn a_model_name_with_colons_is_recovered() {
     let rig = recovering(vec![peer.url()], RecoveryConfig::default()).await;
     until_recovered(&rig).await;
     let engine = Engine::start(Answer::Bare).await;
-    let registration = pointsman_service::WorkerRegistration {
+    let registration = WorkerRegistration {
         model_name: "hub:a/b".to_owned(),
         ..worker_of(1, &engine, Replays::Unknown)
     };
