@@ -50,6 +50,8 @@ pub(crate) struct EventMetrics {
     pub(crate) failures: Counter,
     pub(crate) subscribers: Gauge,
     pub(crate) connected: Gauge,
+    pub(crate) unread: Gauge,
+    pub(crate) full_holds: Counter,
     pub(crate) connection_failures: Counter,
     applied: Family<KindLabels, Counter>,
     skipped: Family<SkipLabels, Counter>,
@@ -191,6 +193,11 @@ impl EventMetrics {
             self.connected.clone(),
         );
         registry.register(
+            "kv_event_streams_unread",
+            "Event streams whose live batches stay in the socket, because as many as may wait behind a replay do",
+            self.unread.clone(),
+        );
+        registry.register(
             "kv_events_applied",
             "KV events applied by kind",
             self.applied.clone(),
@@ -212,7 +219,7 @@ impl EventMetrics {
         );
     }
 
-    fn counters(&self) -> [(&'static str, &'static str, &Counter); 10] {
+    fn counters(&self) -> [(&'static str, &'static str, &Counter); 11] {
         [
             (
                 "kv_event_batches",
@@ -249,6 +256,11 @@ impl EventMetrics {
                 "kv_rank_doubts",
                 "Times that all blocks of a rank became suspect",
                 &self.doubts,
+            ),
+            (
+                "kv_event_full_holds",
+                "Times that an event stream was left unread behind a replay",
+                &self.full_holds,
             ),
             (
                 "kv_event_stream_failures",

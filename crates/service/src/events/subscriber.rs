@@ -172,11 +172,13 @@ impl Subscriber {
         self.act().await;
         let mut heard_at = Instant::now();
         let progress = Arc::clone(&self.progress);
+        let mut unread = None;
         loop {
+            self.note_unread(&mut unread);
             let wake_at = self.stream.wake_at();
             let silent_at = heard_at + self.config.silence;
             tokio::select! {
-                message = connection.socket.recv(), if !self.stream.is_holding_full() => {
+                message = connection.socket.recv(), if unread.is_none() => {
                     heard_at = Instant::now();
                     match message {
                         Ok(message) => self.hear(message),
@@ -208,6 +210,18 @@ impl Subscriber {
         }
         self.replay = None;
         Parting::Lost
+    }
+
+    /// Counts the stream for as long as its socket has to be left unread.
+    fn note_unread(&self, unread: &mut Option<Counted>) {
+        match (self.stream.is_holding_full(), unread.is_some()) {
+            (true, false) => {
+                self.metrics.full_holds.inc();
+                *unread = Some(Counted::in_gauge(&self.metrics.unread));
+            }
+            (false, true) => *unread = None,
+            _ => {}
+        }
     }
 
     fn drop_doubted(&mut self) {

@@ -206,6 +206,30 @@ async fn a_restarted_engine_with_replays_is_read_from_its_new_beginning() {
 }
 
 #[tokio::test]
+async fn a_stream_left_unread_behind_a_replay_is_counted_until_it_ends() {
+    let config = EventsConfig {
+        held_batches: 1,
+        replay_answer_timeout: Duration::from_secs(2),
+        replay_retry_min: Duration::from_secs(30),
+        ..EventsConfig::default()
+    };
+    let rig = Rig::with_events(config).await;
+    let mut engine = connected(&rig, Answer::Never, Replays::Known).await;
+    let prompt = tokens(1..9);
+    engine.publish(store(&[101], None, &prompt[..4])).await;
+    rig.until_applied(1, 0, 0).await;
+    engine.lose(remove(&[7]));
+    engine.publish(store(&[102], Some(101), &prompt[4..])).await;
+    rig.until(|rig| rig.metric("kv_event_streams_unread") == 1)
+        .await;
+    rig.until_applied(1, 0, 2).await;
+    rig.until(|rig| rig.metric("kv_event_streams_unread") == 0)
+        .await;
+    assert_eq!(rig.metric("kv_event_full_holds_total"), 1);
+    rig.service.shutdown().await;
+}
+
+#[tokio::test]
 async fn a_silent_stream_is_reconnected_and_nothing_is_forgotten() {
     let config = EventsConfig {
         silence: Duration::from_secs(1),
