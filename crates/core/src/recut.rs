@@ -180,6 +180,14 @@ impl Recut {
         }
     }
 
+    /// Whether a small block of this name is held, not only remembered for others.
+    pub fn holds(&self, name: EngineHash) -> bool {
+        match &self.kind {
+            Kind::Split(_) => false,
+            Kind::Join(_, pieces) => pieces.get(&name).is_some_and(|piece| piece.copies > 0),
+        }
+    }
+
     /// Small blocks that are remembered.
     pub fn pieces(&self) -> usize {
         match &self.kind {

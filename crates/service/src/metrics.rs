@@ -51,6 +51,7 @@ pub(crate) struct EventMetrics {
     pub(crate) subscribers: Gauge,
     pub(crate) connected: Gauge,
     pub(crate) unread: Gauge,
+    pub(crate) waiting_pieces: Gauge,
     pub(crate) full_holds: Counter,
     pub(crate) connection_failures: Counter,
     applied: Family<KindLabels, Counter>,
@@ -196,6 +197,11 @@ impl EventMetrics {
             "kv_event_streams_unread",
             "Event streams whose live batches stay in the socket, because as many as may wait behind a replay do",
             self.unread.clone(),
+        );
+        registry.register(
+            "kv_event_waiting_pieces",
+            "Small engine blocks that wait for their parent before they are joined",
+            self.waiting_pieces.clone(),
         );
         registry.register(
             "kv_events_applied",

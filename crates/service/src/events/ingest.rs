@@ -2,7 +2,8 @@
 //! tokens in the right namespace and applies them to the right rank, tier and group.
 //!
 //! One ingest serves one event stream. It does no I/O and keeps no more than what later events need:
-//! kinds of cache groups, block sizes and, for salted or adapter blocks, their namespaces; all bounded.
+//! kinds of cache groups, block sizes, small blocks that are joined or wait for that and, for salted or
+//! adapter blocks, their namespaces; all bounded.
 
 mod cuts;
 mod memory;
@@ -26,7 +27,7 @@ use super::wire::{self, Batch, Event, Frame, Removed, Stored};
 use crate::metrics::{EventKind, EventMetrics};
 use crate::recovery::{Claim, Recovery};
 
-use memory::RankMemory;
+use memory::{RankMemory, WaitingPieces};
 use run::{Run, Scratch};
 
 /// Which stream this is, and what its blocks must look like.
@@ -51,6 +52,7 @@ pub(super) struct Ingest {
     spoken_for: BTreeSet<u32>,
     /// Ranks of which something was doubted already when this stream began to doubt.
     hearsay: BTreeSet<u32>,
+    waiting_pieces: WaitingPieces,
     /// Kept for their capacity.
     batch: Batch,
     scratch: Scratch,
@@ -61,6 +63,7 @@ impl Ingest {
         Self {
             target,
             progress,
+            waiting_pieces: WaitingPieces::in_gauge(&metrics.waiting_pieces),
             metrics,
             ranks: BTreeMap::new(),
             spoken_for: BTreeSet::new(),
@@ -90,7 +93,14 @@ impl Ingest {
             }
         }
         self.batch = batch;
+        self.count_waiting();
         self.progress.applied(frame.sequence);
+    }
+
+    fn count_waiting(&mut self) {
+        let ranks = self.ranks.values();
+        let waiting = ranks.map(|memory| memory.cuts.waiting()).sum();
+        self.waiting_pieces.set(waiting);
     }
 
     /// Whether a replayed batch belongs to a rank that this stream never spoke for live: then it is
@@ -108,6 +118,7 @@ impl Ingest {
             self.target.partition.clear_rank(self.worker(dp_rank));
         }
         self.ranks.clear();
+        self.count_waiting();
         self.progress.cleared();
     }
 
@@ -121,13 +132,19 @@ impl Ingest {
                 self.hearsay.insert(dp_rank);
             }
             partition.doubt_rank(worker);
+            if let Some(memory) = self.ranks.get_mut(&dp_rank) {
+                memory.cuts.doubt();
+            }
         }
     }
 
     /// Nothing of what this stream said is doubted any more. Where a peer's word was doubted before,
     /// it cannot be told from the engine's: whoever gave it drops what is not confirmed.
-    pub(super) fn trust(&self) {
+    pub(super) fn trust(&mut self) {
         for dp_rank in self.spoken_ranks() {
+            if let Some(memory) = self.ranks.get_mut(&dp_rank) {
+                memory.cuts.trust();
+            }
             if !self.hearsay.contains(&dp_rank) {
                 self.target.partition.trust_rank(self.worker(dp_rank));
             }
@@ -142,7 +159,8 @@ impl Ingest {
             let partition = &self.target.partition;
             let doubted = partition.doubted(worker);
             dropped = dropped.saturating_add(doubted);
-            let Some(memory) = self.ranks.get_mut(&dp_rank).filter(|_| doubted > 0) else {
+            let in_doubt = |memory: &&mut RankMemory| doubted > 0 || memory.cuts.are_doubted();
+            let Some(memory) = self.ranks.get_mut(&dp_rank).filter(in_doubt) else {
                 partition.drop_doubted(worker);
                 continue;
             };
@@ -152,11 +170,13 @@ impl Ingest {
                 memory.clear();
                 continue;
             }
+            memory.cuts.trust();
             partition.drop_doubted(worker);
             memory.namespaces.retain(|name| {
                 partition.holds_name(worker, name) || partition.awaits(worker, name)
             });
         }
+        self.count_waiting();
         dropped
     }
 
@@ -296,24 +316,23 @@ impl Ingest {
         let layout = self.target.layout;
         let partition = &self.target.partition;
         let memory = self.ranks.entry(worker.dp_rank).or_default();
-        let recut = memory.cuts.recut(at, run.size, layout)?;
         let per_block = usize::try_from(run.size.get()).unwrap_or(usize::MAX);
         let tokens = run.readable.saturating_mul(per_block) + usize::from(layout.eagle);
         let parent = run.stored.parent.map(EngineHash);
         let engine_hashes: Vec<_> = run.names().iter().copied().map(EngineHash).collect();
-        let mut events = recut
-            .stored(&EngineStore {
-                parent,
-                engine_hashes: &engine_hashes,
-                tokens: run.tokens.get(..tokens).ok_or(SkipReason::TokenCount)?,
-                seed: run.seed,
-            })
-            .map_err(|error| cuts::reason(&error))?;
-        cuts::hang_on_plain(&mut events, parent, |name| {
-            partition.holds_name(worker, name)
-        });
-        let mut waits = false;
-        for event in &events {
+        let store = EngineStore {
+            parent,
+            engine_hashes: &engine_hashes,
+            tokens: run.tokens.get(..tokens).ok_or(SkipReason::TokenCount)?,
+            seed: run.seed,
+        };
+        let is_held = |name| partition.holds_name(worker, name);
+        let recast = memory.cuts.stored(at, run.size, layout, &store, is_held)?;
+        for reason in recast.skipped {
+            self.metrics.count_skipped(reason, 1);
+        }
+        let mut waits = recast.waits;
+        for event in &recast.events {
             waits |= partition.apply_event_at(worker, at, event) == Applied::UnknownParent;
         }
         Ok(waits)
@@ -383,7 +402,7 @@ impl Ingest {
     fn remembered(&self) -> usize {
         let ranks = self.ranks.values();
         ranks
-            .map(|memory| memory.namespaces.len() + memory.cuts.pieces())
+            .map(|memory| memory.namespaces.len() + memory.cuts.pieces() + memory.cuts.waiting())
             .sum()
     }
 }

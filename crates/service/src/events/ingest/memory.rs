@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeSet, HashMap};
 
+use prometheus_client::metrics::gauge::Gauge;
+
 use super::super::skip::SkipReason;
 use super::super::wire::{CacheKind, Group};
 use super::cuts::Cuts;
@@ -22,6 +24,36 @@ impl RankMemory {
     pub(super) fn clear(&mut self) {
         self.namespaces.clear();
         self.cuts.clear();
+    }
+}
+
+/// One stream's share of a gauge, for as long as it lives.
+#[derive(Debug)]
+pub(super) struct WaitingPieces {
+    gauge: Gauge,
+    counted: i64,
+}
+
+impl WaitingPieces {
+    pub(super) fn in_gauge(gauge: &Gauge) -> Self {
+        Self {
+            gauge: gauge.clone(),
+            counted: 0,
+        }
+    }
+
+    pub(super) fn set(&mut self, count: usize) {
+        let count = i64::try_from(count).unwrap_or(i64::MAX);
+        if count != self.counted {
+            self.gauge.inc_by(count - self.counted);
+            self.counted = count;
+        }
+    }
+}
+
+impl Drop for WaitingPieces {
+    fn drop(&mut self) {
+        self.set(0);
     }
 }
 

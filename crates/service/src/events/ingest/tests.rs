@@ -3,6 +3,7 @@
 mod churn;
 mod hostile;
 mod recut;
+mod shuffled;
 mod tiers;
 
 use std::num::NonZeroU32;

@@ -60,11 +60,90 @@ fn copies_of_joined_blocks_are_counted_part_by_part() {
 }
 
 #[test]
-fn joined_blocks_whose_parent_is_unknown_are_left_out() {
+fn joined_blocks_of_one_store_stay_in_a_row_behind_a_parent_that_is_held() {
     let mut rig = Rig::new();
-    rig.apply_events(vec![sized(&[3, 4], Some(2), &tokens(1..5), 2)]);
-    assert_eq!(rig.overlap(&tokens(1..5)), 0);
-    assert_eq!(rig.metrics.skipped(SkipReason::UnknownParent), 1);
+    let prompt = tokens(1..13);
+    rig.apply_events(vec![
+        sized(&[1, 2], None, &prompt[..4], 2),
+        sized(&[3, 4, 5, 6], Some(2), &prompt[4..], 2),
+    ]);
+    assert_eq!(rig.overlap(&prompt), 3);
+}
+
+#[test]
+fn joined_blocks_wait_for_a_parent_that_is_unknown() {
+    let mut rig = Rig::new();
+    let prompt = tokens(1..13);
+    rig.apply_events(vec![
+        sized(&[5, 6], Some(4), &prompt[8..], 2),
+        sized(&[3, 4], Some(2), &prompt[4..8], 2),
+    ]);
+    assert_eq!(rig.overlap(&prompt), 0);
+    assert_eq!(rig.metrics.waiting_pieces.get(), 4);
+    rig.apply_events(vec![sized(&[1, 2], None, &prompt[..4], 2)]);
+    assert_eq!(rig.overlap(&prompt), 3);
+    assert_eq!(rig.metrics.waiting_pieces.get(), 0);
+}
+
+#[test]
+fn joined_blocks_that_were_removed_while_they_waited_do_not_come() {
+    let mut rig = Rig::new();
+    let prompt = tokens(1..13);
+    rig.apply_events(vec![
+        sized(&[3, 4, 5, 6], Some(2), &prompt[4..], 2),
+        removed(&[6]),
+        sized(&[1, 2], None, &prompt[..4], 2),
+    ]);
+    assert_eq!(rig.overlap(&prompt), 2);
+    rig.apply_events(vec![removed(&[5, 4, 3, 2, 1])]);
+    assert_eq!(rig.overlap(&prompt), 0);
+    assert_eq!(rig.ingest.remembered(), 0);
+}
+
+#[test]
+fn joined_blocks_that_wait_go_with_the_rank_and_with_what_is_doubted() {
+    let mut rig = Rig::new();
+    let prompt = tokens(1..9);
+    let late = || sized(&[3, 4], Some(2), &prompt[4..], 2);
+    rig.apply_events(vec![late(), cleared()]);
+    assert_eq!(rig.metrics.waiting_pieces.get(), 0);
+    rig.apply_events(vec![late()]);
+    rig.ingest.doubt();
+    rig.ingest.drop_doubted();
+    assert_eq!(rig.metrics.waiting_pieces.get(), 0);
+    rig.apply_events(vec![late()]);
+    rig.ingest.doubt();
+    rig.ingest.trust();
+    rig.ingest.drop_doubted();
+    assert_eq!(rig.metrics.waiting_pieces.get(), 2);
+    rig.apply_events(vec![sized(&[1, 2], None, &prompt[..4], 2)]);
+    assert_eq!(rig.overlap(&prompt), 2);
+}
+
+#[test]
+fn parts_of_a_block_that_is_not_whole_are_doubted_too() {
+    let mut rig = Rig::new();
+    let prompt = tokens(1..5);
+    rig.apply_events(vec![sized(&[1], None, &prompt[..2], 2)]);
+    rig.ingest.doubt();
+    rig.ingest.drop_doubted();
+    rig.apply_events(vec![sized(&[2], Some(1), &prompt[2..], 2)]);
+    assert_eq!(
+        rig.overlap(&prompt),
+        0,
+        "the removal of 1 may have been missed"
+    );
+}
+
+#[test]
+fn joined_blocks_are_given_up_for_want_of_room_and_counted() {
+    let mut rig = Rig::new();
+    let stores = (0..1_030_u32).map(|name| sized(&[10 + name], Some(1), &[name, 0], 2));
+    rig.apply_events(stores.collect());
+    assert_eq!(rig.metrics.skipped(SkipReason::UnknownParent), 6);
+    assert_eq!(rig.metrics.waiting_pieces.get(), 1_024);
+    drop(rig.ingest);
+    assert_eq!(rig.metrics.waiting_pieces.get(), 0);
 }
 
 #[test]
