@@ -25,6 +25,7 @@ mod reservations;
 mod service;
 mod shared_cache;
 mod workers;
+mod zmtp;
 
 pub use audit::{AuditConfig, AuditMode, CachePrediction, CacheReport, RankAudit, RankQuarantine};
 pub use builder::SelectionServiceBuilder;

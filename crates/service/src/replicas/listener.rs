@@ -15,7 +15,7 @@ use tokio::time::timeout;
 
 use super::publisher::Listeners;
 use super::wire::PEERS;
-use super::zmtp::{self, Decoder, Incoming, Role, ZmtpError};
+use crate::zmtp::{self, Decoder, Incoming, Role, ZmtpError};
 
 const MAX_QUEUED: usize = 100_000;
 const MAX_QUEUED_BYTES: usize = 64 << 20;

@@ -1,6 +1,6 @@
 //! Replicas tell each other of the load that they hold, so that each chooses by what all of them did.
 //!
-//! The layers, each blind to the next: bytes (`zmtp`, `wire`), what this replica holds (`owned`, behind
+//! The layers, each blind to the next: bytes (`wire`, over `zmtp`), what this replica holds (`owned`, behind
 //! `outbox`), what the others hold (`mirror`), sockets (`publisher`, `listener`, `subscriber`). Nothing here waits on
 //! the way of a request, and no message of a peer makes a worker.
 
@@ -15,7 +15,6 @@ mod publisher;
 mod record;
 mod subscriber;
 mod wire;
-mod zmtp;
 
 use std::collections::{BTreeSet, VecDeque};
 use std::net::SocketAddr;

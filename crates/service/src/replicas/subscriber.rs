@@ -15,8 +15,8 @@ use tracing::{debug, info};
 use super::metrics::{Dropped, ReplicaMetrics};
 use super::mirror::LinkId;
 use super::wire::{self, AFFINITY, EVENTS, PEERS};
-use super::zmtp::{self, Decoder, Incoming, Role, ZmtpError};
 use crate::service::Shared;
+use crate::zmtp::{self, Decoder, Incoming, Role, ZmtpError};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const WRITE_TIMEOUT: Duration = Duration::from_secs(5);

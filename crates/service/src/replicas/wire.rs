@@ -17,7 +17,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::owned::{Change, Event, Heartbeat, Piece, Told, Whose};
 use super::record::{HeldBy, MAX_BLOCKS, Record};
-use super::zmtp;
+use crate::zmtp;
 
 /// Published: what happens to reservations.
 pub(super) const EVENTS: &str = "dynamo.slot-tracker.v1";

@@ -10,6 +10,7 @@ use super::*;
 use crate::builder::SelectionServiceBuilder;
 use crate::service::SelectionService;
 use crate::workers::WorkerRegistration;
+use crate::zmtp;
 use peer::{Peer, Reader};
 
 /// Long enough for a busy machine; no test waits for it to pass.

@@ -2,8 +2,8 @@ use bytes::BytesMut;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-use super::zmtp::{Decoder, Incoming, Role};
 use super::*;
+use crate::zmtp::{Decoder, Incoming, Role};
 
 /// The frames of a message as they stand on the wire.
 pub(in crate::replicas) fn frames(message: &Bytes) -> Vec<Bytes> {

@@ -6,7 +6,7 @@
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
 /// Longest message that is kept, over all its frames.
-pub(super) const MAX_MESSAGE_BYTES: usize = 4 << 20;
+pub(crate) const MAX_MESSAGE_BYTES: usize = 4 << 20;
 const GREETING_BYTES: usize = 64;
 /// Longest command of a handshake or of a living connection.
 const MAX_COMMAND_BYTES: u64 = 4096;
@@ -18,13 +18,13 @@ const COMMAND: u8 = 0x04;
 
 /// Which end of a connection we are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Role {
+pub(crate) enum Role {
     Publisher,
     Subscriber,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum ZmtpError {
+pub(crate) enum ZmtpError {
     #[error("not a ZMTP 3 greeting without security")]
     Greeting,
     #[error("the other end speaks out of turn in the handshake")]
@@ -37,7 +37,7 @@ pub(super) enum ZmtpError {
 
 /// What a connection brought, once its handshake is over.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Incoming {
+pub(crate) enum Incoming {
     Message(Vec<Bytes>),
     /// A message that was too large, or had too many frames, was read past.
     Oversized,
@@ -51,7 +51,7 @@ pub(super) enum Incoming {
 
 /// Reads what one end of a connection is sent.
 #[derive(Debug)]
-pub(super) struct Decoder {
+pub(crate) struct Decoder {
     role: Role,
     state: State,
     frames: Vec<Bytes>,
@@ -59,7 +59,7 @@ pub(super) struct Decoder {
     /// The rest of the message under way is not wanted.
     discarding: bool,
     /// Whether the other end answers pings.
-    pub(super) answers_pings: bool,
+    pub(crate) answers_pings: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -82,7 +82,7 @@ struct Header {
 }
 
 impl Decoder {
-    pub(super) fn new(role: Role) -> Self {
+    pub(crate) fn new(role: Role) -> Self {
         Self {
             role,
             state: State::Greeting,
@@ -93,13 +93,13 @@ impl Decoder {
         }
     }
 
-    pub(super) fn is_ready(&self) -> bool {
+    pub(crate) fn is_ready(&self) -> bool {
         !matches!(self.state, State::Greeting | State::Ready)
     }
 
     /// Takes from `bytes` what is whole. `None` where more bytes are needed, and once when the
     /// handshake ends: whoever waits for that asks [`is_ready`](Self::is_ready).
-    pub(super) fn next(&mut self, bytes: &mut BytesMut) -> Result<Option<Incoming>, ZmtpError> {
+    pub(crate) fn next(&mut self, bytes: &mut BytesMut) -> Result<Option<Incoming>, ZmtpError> {
         loop {
             match self.state {
                 State::Greeting => {
@@ -288,7 +288,7 @@ fn property<'a>(mut bytes: &'a [u8], wanted: &[u8]) -> Option<&'a [u8]> {
 }
 
 /// The first words of a connection: greeting and READY, which may be sent at once.
-pub(super) fn opening(role: Role) -> Bytes {
+pub(crate) fn opening(role: Role) -> Bytes {
     let mut bytes = BytesMut::with_capacity(GREETING_BYTES + 64);
     bytes.put_slice(&[0xff, 0, 0, 0, 0, 0, 0, 0, 0, 0x7f, 3, 0]);
     bytes.put_slice(b"NULL");
@@ -306,29 +306,29 @@ pub(super) fn opening(role: Role) -> Bytes {
 }
 
 /// A message of two frames.
-pub(super) fn message(topic: &[u8], payload: &[u8]) -> Bytes {
+pub(crate) fn message(topic: &[u8], payload: &[u8]) -> Bytes {
     let mut bytes = BytesMut::with_capacity(topic.len() + payload.len() + 11);
     put_frame(&mut bytes, MORE, topic);
     put_frame(&mut bytes, 0, payload);
     bytes.freeze()
 }
 
-pub(super) fn subscribe(topic: &[u8]) -> Bytes {
+pub(crate) fn subscribe(topic: &[u8]) -> Bytes {
     subscription(1, topic)
 }
 
-pub(super) fn cancel(topic: &[u8]) -> Bytes {
+pub(crate) fn cancel(topic: &[u8]) -> Bytes {
     subscription(0, topic)
 }
 
 /// Asks for an answer; a connection over which nothing comes back is dead.
-pub(super) fn ping() -> Bytes {
+pub(crate) fn ping() -> Bytes {
     let mut bytes = BytesMut::new();
     put_frame(&mut bytes, COMMAND, b"\x04PING\0\0");
     bytes.freeze()
 }
 
-pub(super) fn pong(context: &[u8]) -> Bytes {
+pub(crate) fn pong(context: &[u8]) -> Bytes {
     let mut bytes = BytesMut::new();
     put_frame(&mut bytes, COMMAND, &[b"\x04PONG", context].concat());
     bytes.freeze()
