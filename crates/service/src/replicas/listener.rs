@@ -14,7 +14,7 @@ use tokio::sync::Notify;
 use tokio::time::timeout;
 
 use super::publisher::Listeners;
-use super::wire::PEERS;
+use super::wire::{MAX_MESSAGE_BYTES, PEERS};
 use crate::zmtp::{self, Decoder, Incoming, Role, ZmtpError};
 
 const MAX_QUEUED: usize = 100_000;
@@ -117,7 +117,7 @@ impl Listener {
     async fn run(&self, stream: TcpStream, of: &Listeners) -> Result<Gone, Gone> {
         stream.set_nodelay(true)?;
         let (mut reader, mut writer) = stream.into_split();
-        let mut decoder = Decoder::new(Role::Publisher);
+        let mut decoder = Decoder::new(Role::Publisher, MAX_MESSAGE_BYTES);
         let mut bytes = BytesMut::new();
         let shaken = timeout(HANDSHAKE, async {
             writer.write_all(&zmtp::opening(Role::Publisher)).await?;

@@ -5,18 +5,16 @@
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use bytes::{Bytes, BytesMut};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use bytes::Bytes;
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 use tracing::{debug, info};
 
 use super::metrics::{Dropped, ReplicaMetrics};
 use super::mirror::LinkId;
-use super::wire::{self, AFFINITY, EVENTS, PEERS};
+use super::wire::{self, AFFINITY, EVENTS, MAX_MESSAGE_BYTES, PEERS};
 use crate::service::Shared;
-use crate::zmtp::{self, Decoder, Incoming, Role, ZmtpError};
+use crate::zmtp::{self, Connection, ConnectionError, Received, Role};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -25,7 +23,6 @@ const MAX_PAUSE: Duration = Duration::from_secs(1);
 const PING_INTERVAL: Duration = Duration::from_secs(5);
 /// A peer that would answer, and says nothing for this long, is gone.
 const SILENCE: Duration = Duration::from_secs(15);
-const READ_BYTES: usize = 64 << 10;
 /// Messages after which others have their turn.
 const TURN: usize = 64;
 
@@ -42,12 +39,8 @@ pub(super) struct Subscriber {
 enum Parting {
     #[error("no answer within {0:?}")]
     Timeout(Duration),
-    #[error("the other end closed the connection")]
-    Closed,
     #[error(transparent)]
-    Socket(#[from] std::io::Error),
-    #[error(transparent)]
-    Zmtp(#[from] ZmtpError),
+    Connection(#[from] ConnectionError),
     #[error("the service has ended")]
     Ended,
 }
@@ -57,9 +50,9 @@ impl Subscriber {
         let mut pause = MIN_PAUSE;
         loop {
             let parting = match self.connect().await {
-                Ok((stream, decoder, bytes)) => {
+                Ok(connection) => {
                     pause = MIN_PAUSE;
-                    self.serve(stream, decoder, bytes).await
+                    self.serve(connection).await
                 }
                 Err(parting) => parting,
             };
@@ -73,34 +66,25 @@ impl Subscriber {
         }
     }
 
-    async fn connect(&self) -> Result<(TcpStream, Decoder, BytesMut), Parting> {
-        let connected = timeout(CONNECT_TIMEOUT, self.shake_hands()).await;
-        connected.map_err(|_| Parting::Timeout(CONNECT_TIMEOUT))?
+    async fn connect(&self) -> Result<Connection, Parting> {
+        let connected = timeout(CONNECT_TIMEOUT, self.subscribe()).await;
+        Ok(connected.map_err(|_| Parting::Timeout(CONNECT_TIMEOUT))??)
     }
 
-    async fn shake_hands(&self) -> Result<(TcpStream, Decoder, BytesMut), Parting> {
-        let address = self.endpoint.strip_prefix("tcp://");
-        let mut stream = TcpStream::connect(address.unwrap_or(&self.endpoint)).await?;
-        stream.set_nodelay(true)?;
-        stream.write_all(&zmtp::opening(Role::Subscriber)).await?;
-        let mut decoder = Decoder::new(Role::Subscriber);
-        let mut bytes = BytesMut::new();
-        while !decoder.is_ready() {
-            if decoder.next(&mut bytes)?.is_none() && !decoder.is_ready() {
-                read(&mut stream, &mut bytes).await?;
-            }
-        }
+    async fn subscribe(&self) -> Result<Connection, ConnectionError> {
+        let mut connection =
+            Connection::open(&self.endpoint, Role::Subscriber, MAX_MESSAGE_BYTES).await?;
         // Events first: a snapshot must not stand before the events that follow on it.
         let topics = [EVENTS, AFFINITY, PEERS].map(|topic| zmtp::subscribe(topic.as_bytes()));
-        stream.write_all(&topics.concat()).await?;
-        Ok((stream, decoder, bytes))
+        connection.send(&topics.concat()).await?;
+        Ok(connection)
     }
 
     /// Reads a connection to its end.
-    async fn serve(&self, mut stream: TcpStream, mut decoder: Decoder, bytes: BytesMut) -> Parting {
+    async fn serve(&self, mut connection: Connection) -> Parting {
         info!(endpoint = self.endpoint, "peer connected");
         self.metrics.connected.inc();
-        let parting = self.listen(&mut stream, &mut decoder, bytes).await;
+        let parting = self.listen(&mut connection).await;
         self.metrics.connected.dec();
         info!(endpoint = self.endpoint, error = ?parting, "peer lost");
         match parting {
@@ -109,33 +93,28 @@ impl Subscriber {
         }
     }
 
-    async fn listen(
-        &self,
-        stream: &mut TcpStream,
-        decoder: &mut Decoder,
-        mut bytes: BytesMut,
-    ) -> Result<Parting, Parting> {
+    async fn listen(&self, connection: &mut Connection) -> Result<Parting, Parting> {
         let mut heard_at = Instant::now();
-        let mut answers = decoder.answers_pings;
+        let mut answers = connection.answers_pings();
         let mut ping = tokio::time::interval(PING_INTERVAL);
         loop {
-            answers |= self.take_in(stream, decoder, &mut bytes).await?;
+            answers |= self.take_in(connection).await?;
             tokio::select! {
-                read = read(stream, &mut bytes) => {
-                    read?;
+                filled = connection.fill() => {
+                    filled?;
                     heard_at = Instant::now();
                 }
                 () = self.ask.notified() => {
                     let topic = PEERS.as_bytes();
                     let anew = [zmtp::cancel(topic), zmtp::subscribe(topic)].concat();
-                    write(stream, anew.into()).await?;
+                    write(connection, &anew).await?;
                 }
                 _ = ping.tick() => {
                     if answers && heard_at.elapsed() > SILENCE {
                         return Err(Parting::Timeout(SILENCE));
                     }
-                    if decoder.answers_pings {
-                        write(stream, zmtp::ping()).await?;
+                    if connection.answers_pings() {
+                        write(connection, &zmtp::ping()).await?;
                     }
                 }
             }
@@ -143,23 +122,16 @@ impl Subscriber {
     }
 
     /// Hands over what has come whole. True where the peer is one that never falls silent.
-    async fn take_in(
-        &self,
-        stream: &mut TcpStream,
-        decoder: &mut Decoder,
-        bytes: &mut BytesMut,
-    ) -> Result<bool, Parting> {
+    async fn take_in(&self, connection: &mut Connection) -> Result<bool, Parting> {
         let mut beats = false;
         let mut turn = 0;
-        while let Some(incoming) = decoder.next(bytes)? {
-            match incoming {
-                Incoming::Message(frames) => {
+        while let Some(received) = connection.take()? {
+            match received {
+                Received::Message(frames) => {
                     beats |= frames.first().is_some_and(|topic| topic == PEERS);
                     self.hear(&frames)?;
                 }
-                Incoming::Oversized => self.metrics.count_dropped(Dropped::Oversized),
-                Incoming::Ping(context) => write(stream, zmtp::pong(&context)).await?,
-                Incoming::Subscribe(_) | Incoming::Cancel(_) | Incoming::Other => {}
+                Received::Oversized => self.metrics.count_dropped(Dropped::Oversized),
             }
             turn += 1;
             if turn % TURN == 0 {
@@ -186,15 +158,7 @@ impl Subscriber {
     }
 }
 
-async fn read(stream: &mut TcpStream, bytes: &mut BytesMut) -> Result<(), Parting> {
-    bytes.reserve(READ_BYTES);
-    match stream.read_buf(bytes).await? {
-        0 => Err(Parting::Closed),
-        _ => Ok(()),
-    }
-}
-
-async fn write(stream: &mut TcpStream, bytes: Bytes) -> Result<(), Parting> {
-    let written = timeout(WRITE_TIMEOUT, stream.write_all(&bytes)).await;
+async fn write(connection: &mut Connection, bytes: &[u8]) -> Result<(), Parting> {
+    let written = timeout(WRITE_TIMEOUT, connection.send(bytes)).await;
     Ok(written.map_err(|_| Parting::Timeout(WRITE_TIMEOUT))??)
 }

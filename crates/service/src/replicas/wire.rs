@@ -26,6 +26,8 @@ pub(super) const AFFINITY: &str = "dynamo.session-affinity.v1";
 /// Ours: heartbeats, snapshots and renewals.
 pub(super) const PEERS: &str = "pointsman.peer.v1";
 
+/// Longest message of a peer that is kept.
+pub(super) const MAX_MESSAGE_BYTES: usize = 4 << 20;
 const MAX_NAME_BYTES: usize = 1024;
 
 /// What a peer said.

@@ -1,12 +1,10 @@
 //! ZMTP 3.0 with the NULL mechanism, as bytes: greetings, handshake, frames, subscriptions, pings.
 //!
 //! It opens no socket. Whatever a stranger sends, it allocates no more than it was sent, keeps no
-//! more than [`MAX_MESSAGE_BYTES`] of it, and never panics; a message over that is read past.
+//! more of it than it was made for, and never panics; a message over that is read past.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
-/// Longest message that is kept, over all its frames.
-pub(crate) const MAX_MESSAGE_BYTES: usize = 4 << 20;
 const GREETING_BYTES: usize = 64;
 /// Longest command of a handshake or of a living connection.
 const MAX_COMMAND_BYTES: u64 = 4096;
@@ -21,6 +19,27 @@ const COMMAND: u8 = 0x04;
 pub(crate) enum Role {
     Publisher,
     Subscriber,
+    Dealer,
+}
+
+impl Role {
+    fn socket_type(self) -> &'static [u8] {
+        match self {
+            Self::Publisher => b"PUB",
+            Self::Subscriber => b"SUB",
+            Self::Dealer => b"DEALER",
+        }
+    }
+
+    /// Whom it talks to.
+    fn fits(self, other: &[u8]) -> bool {
+        let others: &[&[u8]] = match self {
+            Self::Publisher => &[b"SUB", b"XSUB"],
+            Self::Subscriber => &[b"PUB", b"XPUB"],
+            Self::Dealer => &[b"ROUTER", b"DEALER", b"REP"],
+        };
+        others.contains(&other)
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -56,6 +75,7 @@ pub(crate) struct Decoder {
     state: State,
     frames: Vec<Bytes>,
     message_bytes: usize,
+    max_message_bytes: usize,
     /// The rest of the message under way is not wanted.
     discarding: bool,
     /// Whether the other end answers pings.
@@ -82,12 +102,14 @@ struct Header {
 }
 
 impl Decoder {
-    pub(crate) fn new(role: Role) -> Self {
+    /// A message longer than this, over all its frames, is not kept.
+    pub(crate) fn new(role: Role, max_message_bytes: usize) -> Self {
         Self {
             role,
             state: State::Greeting,
             frames: Vec::new(),
             message_bytes: 0,
+            max_message_bytes,
             discarding: false,
             answers_pings: false,
         }
@@ -165,11 +187,7 @@ impl Decoder {
             .strip_prefix(b"\x05READY")
             .ok_or(ZmtpError::Handshake)?;
         let kind = property(properties, b"socket-type").ok_or(ZmtpError::Handshake)?;
-        let fits: [&[u8]; 2] = match self.role {
-            Role::Publisher => [b"SUB", b"XSUB"],
-            Role::Subscriber => [b"PUB", b"XPUB"],
-        };
-        if !fits.contains(&kind) {
+        if !self.role.fits(kind) {
             return Err(ZmtpError::SocketType);
         }
         self.state = State::Frames;
@@ -182,7 +200,7 @@ impl Decoder {
             return Ok(body.map_or(Frame::Needs, |body| Frame::Done(command(&body))));
         }
         let more = header.flags & MORE != 0;
-        let room = (MAX_MESSAGE_BYTES - self.message_bytes) as u64;
+        let room = (self.max_message_bytes - self.message_bytes) as u64;
         if self.discarding || header.body_bytes > room || self.frames.len() >= MAX_FRAMES {
             bytes.advance(header.head_bytes);
             self.discarding = true;
@@ -207,7 +225,7 @@ impl Decoder {
 
     /// Before 3.1, subscriptions are messages.
     fn sorted(&self, mut frames: Vec<Bytes>) -> Incoming {
-        if self.role == Role::Subscriber {
+        if self.role != Role::Publisher {
             return Incoming::Message(frames);
         }
         match (frames.len(), frames.pop()) {
@@ -293,10 +311,7 @@ pub(crate) fn opening(role: Role) -> Bytes {
     bytes.put_slice(&[0xff, 0, 0, 0, 0, 0, 0, 0, 0, 0x7f, 3, 0]);
     bytes.put_slice(b"NULL");
     bytes.put_bytes(0, GREETING_BYTES - 16);
-    let kind: &[u8] = match role {
-        Role::Publisher => b"PUB",
-        Role::Subscriber => b"SUB",
-    };
+    let kind = role.socket_type();
     let mut ready = BytesMut::new();
     ready.put_slice(b"\x05READY\x0bSocket-Type");
     ready.put_u32(u32::try_from(kind.len()).unwrap_or(u32::MAX));
@@ -306,10 +321,10 @@ pub(crate) fn opening(role: Role) -> Bytes {
 }
 
 /// A message of two frames.
-pub(crate) fn message(topic: &[u8], payload: &[u8]) -> Bytes {
-    let mut bytes = BytesMut::with_capacity(topic.len() + payload.len() + 11);
-    put_frame(&mut bytes, MORE, topic);
-    put_frame(&mut bytes, 0, payload);
+pub(crate) fn message(first: &[u8], last: &[u8]) -> Bytes {
+    let mut bytes = BytesMut::with_capacity(first.len() + last.len() + 11);
+    put_frame(&mut bytes, MORE, first);
+    put_frame(&mut bytes, 0, last);
     bytes.freeze()
 }
 

@@ -197,7 +197,7 @@ async fn what_a_peer_says_of_what_is_not_known_here_is_dropped_and_counted() {
     peer.say(b"dynamo.slot-tracker.v1", b"no map").await;
     peer.say(b"pointsman.peer.v1", b"\x81\xa6Future\x80").await;
     until(|| replicas(&service).metrics.dropped(Dropped::Undecodable) == 2).await;
-    peer.say(b"dynamo.slot-tracker.v1", &vec![0; zmtp::MAX_MESSAGE_BYTES])
+    peer.say(b"dynamo.slot-tracker.v1", &vec![0; wire::MAX_MESSAGE_BYTES])
         .await;
     until(|| replicas(&service).metrics.dropped(Dropped::Oversized) == 1).await;
     peer.say(b"dynamo.session-affinity.v1", b"\x80").await;

@@ -9,7 +9,7 @@ use crate::zmtp::{Decoder, Incoming, Role};
 pub(in crate::replicas) fn frames(message: &Bytes) -> Vec<Bytes> {
     let opening = zmtp::opening(Role::Publisher);
     let mut bytes = BytesMut::from(&[&opening[..], message].concat()[..]);
-    let mut decoder = Decoder::new(Role::Subscriber);
+    let mut decoder = Decoder::new(Role::Subscriber, MAX_MESSAGE_BYTES);
     assert_eq!(decoder.next(&mut bytes), Ok(None));
     match decoder.next(&mut bytes) {
         Ok(Some(Incoming::Message(frames))) => frames,

@@ -3,13 +3,16 @@ use rand::{Rng, SeedableRng};
 
 use super::*;
 
+const MAX_MESSAGE_BYTES: usize = 4 << 20;
+
 /// A decoder behind the handshake.
 fn ready(role: Role) -> Decoder {
     let other = match role {
         Role::Publisher => Role::Subscriber,
         Role::Subscriber => Role::Publisher,
+        Role::Dealer => panic!("a dealer has no other end here"),
     };
-    let mut decoder = Decoder::new(role);
+    let mut decoder = Decoder::new(role, MAX_MESSAGE_BYTES);
     let mut bytes = BytesMut::from(&opening(other)[..]);
     assert_eq!(decoder.next(&mut bytes), Ok(None));
     assert!(decoder.is_ready() && bytes.is_empty());
@@ -111,14 +114,14 @@ fn frames_without_end_are_not_kept() {
 #[test]
 fn whoever_speaks_another_protocol_is_refused() {
     let mut http = BytesMut::from(&[b'G'; GREETING_BYTES][..]);
-    let refused = Decoder::new(Role::Publisher).next(&mut http);
+    let refused = Decoder::new(Role::Publisher, MAX_MESSAGE_BYTES).next(&mut http);
     assert_eq!(refused, Err(ZmtpError::Greeting));
     let mut publisher = BytesMut::from(&opening(Role::Publisher)[..]);
-    let refused = Decoder::new(Role::Publisher).next(&mut publisher);
+    let refused = Decoder::new(Role::Publisher, MAX_MESSAGE_BYTES).next(&mut publisher);
     assert_eq!(refused, Err(ZmtpError::SocketType));
     let mut curve = BytesMut::from(&opening(Role::Subscriber)[..]);
     curve[12..17].copy_from_slice(b"CURVE");
-    let refused = Decoder::new(Role::Publisher).next(&mut curve);
+    let refused = Decoder::new(Role::Publisher, MAX_MESSAGE_BYTES).next(&mut curve);
     assert_eq!(refused, Err(ZmtpError::Greeting));
 }
 
@@ -131,7 +134,7 @@ fn no_bytes_make_it_panic_or_loop() {
         let mut decoder = if random.random() {
             ready(Role::Publisher)
         } else {
-            Decoder::new(Role::Subscriber)
+            Decoder::new(Role::Subscriber, MAX_MESSAGE_BYTES)
         };
         let mut bytes = BytesMut::from(&opening(Role::Publisher)[..]);
         for _ in 0..random.random_range(0..60) {
@@ -147,4 +150,22 @@ fn no_bytes_make_it_panic_or_loop() {
             assert!(steps <= 200);
         }
     }
+}
+
+#[test]
+fn a_dealer_talks_to_a_router_and_to_no_publisher() {
+    let router = b"\x04\x1c\x05READY\x0bSocket-Type\0\0\0\x06ROUTER";
+    let greeting = &opening(Role::Dealer)[..GREETING_BYTES];
+    let mut bytes = BytesMut::from(&[greeting, router].concat()[..]);
+    let mut decoder = Decoder::new(Role::Dealer, MAX_MESSAGE_BYTES);
+    assert_eq!(decoder.next(&mut bytes), Ok(None));
+    assert!(decoder.is_ready());
+    bytes.put_slice(&message(b"", b"\x01question"));
+    let found = decoder.next(&mut bytes);
+    let frames = vec![Bytes::new(), "\x01question".into()];
+    assert_eq!(found, Ok(Some(Incoming::Message(frames))));
+
+    let mut publisher = BytesMut::from(&opening(Role::Publisher)[..]);
+    let refused = Decoder::new(Role::Dealer, MAX_MESSAGE_BYTES).next(&mut publisher);
+    assert_eq!(refused, Err(ZmtpError::SocketType));
 }
