@@ -1,7 +1,7 @@
 //! KV events from engines: subscribers that keep the index equal to what each rank holds.
 //!
 //! The layers, each blind to the next: bytes (`cursor`, `wire`), order (`stream`), meaning
-//! (`ingest`), sockets (`subscriber`, `replay`). No layer chooses workers.
+//! (`ingest`), sockets (`subscriber`, `replay`, over `zmtp`). No layer chooses workers.
 
 mod contents;
 mod cursor;
@@ -33,6 +33,9 @@ pub use contents::{PayloadContents, PayloadReader, UnreadablePayload};
 pub(crate) use progress::RankProgress;
 pub(crate) use skip::SkipReason;
 pub(crate) use stream::ClearCause;
+
+/// Longest message of an engine that is kept, live or replayed.
+const MAX_MESSAGE_BYTES: usize = 32 << 20;
 
 /// Waits and bounds of event subscribers.
 #[derive(Clone, Debug)]

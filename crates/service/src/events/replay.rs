@@ -5,17 +5,16 @@
 
 use std::time::Duration;
 
-use bytes::Bytes;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::debug;
-use zeromq::{DealerSocket, Socket, SocketOptions, SocketRecv, SocketSend, ZmqError, ZmqMessage};
 
-use super::EventsConfig;
 use super::stream::ReplayEnd;
 use super::wire::{self, Frame, ReplayFrame};
+use super::{EventsConfig, MAX_MESSAGE_BYTES};
 use crate::metrics::EventMetrics;
+use crate::zmtp::{self, Connection, ConnectionError, Role};
 
 /// Batches read ahead of the subscriber.
 const READ_AHEAD: usize = 16;
@@ -40,7 +39,7 @@ enum ReplayError {
     #[error("no answer within {0:?}")]
     Silent(Duration),
     #[error(transparent)]
-    Socket(#[from] ZmqError),
+    Connection(#[from] ConnectionError),
     #[error("{MAX_BAD_MESSAGES} messages that are no replay")]
     Nonsense,
     #[error("the subscriber has gone")]
@@ -101,17 +100,14 @@ impl Replay {
 
 impl Exchange {
     async fn run(self) -> Result<(), ReplayError> {
-        let mut options = SocketOptions::default();
-        options.connect_timeout(self.answer_timeout);
-        let mut socket = DealerSocket::with_options(options);
-        self.in_time(socket.connect(&self.endpoint)).await?;
-        let mut question = ZmqMessage::from(Bytes::new());
-        question.push_back(Bytes::copy_from_slice(&self.from.to_be_bytes()));
-        self.in_time(socket.send(question)).await?;
+        let opening = Connection::open(&self.endpoint, Role::Dealer, MAX_MESSAGE_BYTES);
+        let mut connection = self.in_time(opening).await?;
+        let question = zmtp::message(b"", &self.from.to_be_bytes());
+        self.in_time(connection.send(&question)).await?;
         let mut bad = 0;
         loop {
-            let parts: Vec<Bytes> = self.in_time(socket.recv()).await?.into_vec();
-            match wire::replay_frame(&parts) {
+            let received = self.in_time(connection.next()).await?;
+            match wire::parts(received).and_then(|parts| wire::replay_frame(&parts)) {
                 Ok(ReplayFrame::Batch(frame)) => {
                     let sent = self.replies.send(Reply::Frame(frame)).await;
                     sent.map_err(|_| ReplayError::Unwanted)?;
@@ -131,7 +127,7 @@ impl Exchange {
 
     async fn in_time<T>(
         &self,
-        step: impl Future<Output = Result<T, ZmqError>>,
+        step: impl Future<Output = Result<T, ConnectionError>>,
     ) -> Result<T, ReplayError> {
         let limit = self.answer_timeout;
         Ok(timeout(limit, step)

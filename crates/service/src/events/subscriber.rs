@@ -7,12 +7,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
-use futures::StreamExt;
 use prometheus_client::metrics::gauge::Gauge;
 use tokio::time::{sleep, sleep_until, timeout};
 use tracing::{debug, info, warn};
-use zeromq::{Socket, SocketEvent, SocketOptions, SocketRecv, SubSocket, ZmqError, ZmqMessage};
 
 use super::ingest::{Ingest, Target};
 use super::progress::RankProgress;
@@ -20,10 +17,11 @@ use super::replay::{Replay, Reply};
 use super::skip::SkipReason;
 use super::stream::{Action, Actions, ClearCause, Limits, ReplayEnd, Sight, Stream};
 use super::supervise::BackOff;
-use super::{EventsConfig, RankStream, wire};
+use super::{EventsConfig, MAX_MESSAGE_BYTES, RankStream, wire};
 use crate::metrics::{EventMetrics, ReplayOutcome};
 use crate::recovery::Recovery;
 use crate::workers::EventSource;
+use crate::zmtp::{self, Connection, ConnectionError, Received, Role};
 
 /// Payload after which a task lets others run, and what a batch costs beside its payload: one turn
 /// stays well under half a millisecond.
@@ -47,11 +45,6 @@ pub(super) struct Subscriber {
     turn_bytes: usize,
 }
 
-struct Connection {
-    socket: SubSocket,
-    monitor: futures::channel::mpsc::Receiver<SocketEvent>,
-}
-
 /// Why a connection ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Parting {
@@ -64,7 +57,7 @@ enum ConnectError {
     #[error("no connection within {0:?}")]
     Timeout(Duration),
     #[error(transparent)]
-    Socket(#[from] ZmqError),
+    Connection(#[from] ConnectionError),
 }
 
 impl Subscriber {
@@ -151,16 +144,17 @@ impl Subscriber {
     }
 
     async fn connect(&self) -> Result<Connection, ConnectError> {
-        let mut options = SocketOptions::default();
-        options.connect_timeout(self.config.connect_timeout);
-        let mut socket = SubSocket::with_options(options);
-        let monitor = socket.monitor();
-        socket.subscribe("").await?;
         let limit = self.config.connect_timeout;
-        timeout(limit, socket.connect(&self.source.publisher))
-            .await
-            .map_err(|_| ConnectError::Timeout(limit))??;
-        Ok(Connection { socket, monitor })
+        let connected = timeout(limit, self.subscribe()).await;
+        Ok(connected.map_err(|_| ConnectError::Timeout(limit))??)
+    }
+
+    async fn subscribe(&self) -> Result<Connection, ConnectionError> {
+        let publisher = &self.source.publisher;
+        let mut connection =
+            Connection::open(publisher, Role::Subscriber, MAX_MESSAGE_BYTES).await?;
+        connection.send(&zmtp::subscribe(b"")).await?;
+        Ok(connection)
     }
 
     /// Reads a connection to its end.
@@ -178,20 +172,14 @@ impl Subscriber {
             let wake_at = self.stream.wake_at();
             let silent_at = heard_at + self.config.silence;
             tokio::select! {
-                message = connection.socket.recv(), if unread.is_none() => {
+                received = connection.next(), if unread.is_none() => {
                     heard_at = Instant::now();
-                    match message {
-                        Ok(message) => self.hear(message),
+                    match received {
+                        Ok(received) => self.hear(received),
                         Err(error) => {
-                            warn!(worker_id, dp_rank, %error, "kv event stream broke");
+                            warn!(worker_id, dp_rank, %error, "kv event stream lost");
                             break;
                         }
-                    }
-                }
-                event = connection.monitor.next() => {
-                    if matches!(event, None | Some(SocketEvent::Disconnected(_) | SocketEvent::Closed)) {
-                        warn!(worker_id, dp_rank, "kv event stream lost");
-                        break;
                     }
                 }
                 reply = next_reply(self.replay.as_mut()) => self.hear_replay(reply),
@@ -235,9 +223,9 @@ impl Subscriber {
         }
     }
 
-    fn hear(&mut self, message: ZmqMessage) {
-        let parts: Vec<Bytes> = message.into_vec();
-        match wire::live_frame(&parts) {
+    fn hear(&mut self, received: Received) {
+        let frame = wire::parts(received).and_then(|parts| wire::live_frame(&parts));
+        match frame {
             Ok(frame) => self.stream.live(frame, Instant::now(), &mut self.actions),
             Err(error) => {
                 self.metrics.bad_frames.inc();

@@ -479,3 +479,38 @@ async fn shutdown_stops_every_subscriber() {
     assert_eq!(rig.metric("kv_event_subscribers_connected"), 0);
     assert!(rig.service.register_worker(worker(3)).is_err());
 }
+
+/// A process that takes connections and never says a word.
+#[tokio::test]
+async fn an_engine_that_does_not_shake_hands_is_given_up() {
+    let config = EventsConfig {
+        connect_timeout: Duration::from_millis(20),
+        ..impatient()
+    };
+    let rig = Rig::with_events(config).await;
+    let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let mut registration = worker(1);
+    registration.kv_events_endpoint = Some(format!("tcp://{}", silent.local_addr().unwrap()));
+    rig.service.register_worker(registration).unwrap();
+    let first = silent.accept().await.unwrap();
+    let second = silent.accept().await.unwrap();
+    assert!(rig.metric("kv_event_connection_failures_total") >= 1);
+    drop((first, second));
+    rig.service.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_message_over_the_bound_is_read_past_and_counted() {
+    let rig = Rig::new().await;
+    let mut engine = connected(&rig, Answer::Never, Replays::Unknown).await;
+    let number = Bytes::copy_from_slice(&0_u64.to_be_bytes());
+    let endless = Bytes::from(vec![0; (32 << 20) + 1]);
+    engine
+        .send_frames(vec![Bytes::new(), number, endless])
+        .await;
+    let prompt = tokens(1..5);
+    engine.publish(store(&[101], None, &prompt)).await;
+    rig.until_overlap(1, &prompt, 1).await;
+    assert_eq!(rig.metric("kv_event_bad_frames_total"), 1);
+    rig.service.shutdown().await;
+}

@@ -12,8 +12,10 @@ mod tests;
 use bytes::Bytes;
 use pointsman_core::index::Tier;
 
+use super::MAX_MESSAGE_BYTES;
 use super::cursor::{Cursor, CursorError, Shape};
 use super::skip::Skips;
+use crate::zmtp::Received;
 
 /// The number that a replay's end marker carries; no batch has it.
 pub(super) const END_SEQUENCE: u64 = u64::MAX;
@@ -34,6 +36,8 @@ pub(super) enum ReplayFrame {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum FrameError {
+    #[error("a message is over {MAX_MESSAGE_BYTES} bytes or has too many frames")]
+    Oversized,
     #[error("a message has {found} frames, expected {wanted}")]
     Count { found: usize, wanted: &'static str },
     #[error("the sequence frame has {found} bytes, expected 8")]
@@ -120,6 +124,14 @@ pub(super) enum CacheKind {
     /// Every earlier block matters to every later one: reusable as a prefix.
     FullAttention,
     Other,
+}
+
+/// The frames of a message that was kept.
+pub(super) fn parts(received: Received) -> Result<Vec<Bytes>, FrameError> {
+    match received {
+        Received::Message(parts) => Ok(parts),
+        Received::Oversized => Err(FrameError::Oversized),
+    }
 }
 
 /// Reads a published message: topic, sequence number, payload.
