@@ -18,7 +18,7 @@ pub struct Config {
 
 /// Starts logging to standard error; a subscriber that an embedding program installed stays.
 pub fn init(config: &Config) {
-    let filter = EnvFilter::try_new(filter(config)).unwrap_or_else(|_| EnvFilter::new("info"));
+    let filter = EnvFilter::try_new(&config.filter).unwrap_or_else(|_| EnvFilter::new("info"));
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr);
@@ -32,15 +32,6 @@ pub fn init(config: &Config) {
     };
     // The only error is that one is installed already: then its owner decides.
     drop(started);
-}
-
-/// The library under the event streams tells of each reconnection; ours say what it means for a worker.
-fn filter(config: &Config) -> String {
-    if config.filter.contains("zeromq") {
-        config.filter.clone()
-    } else {
-        format!("{},zeromq=error", config.filter)
-    }
 }
 
 /// A registry with what describes the process itself.
