@@ -14,39 +14,59 @@ use super::{CacheKind, Event, Group, Removed, Spare, Stored};
 
 use fields::{Fields, Tag};
 
-/// Reads one event and stands behind it. `Err` only where the batch itself is broken.
+/// The two ways to tell of a clear and of nothing else: without fields, nothing needs to be judged.
+const BARE_CLEAR: &[u8] = b"\x91\xb0AllBlocksCleared";
+const BARE_CLEAR_MAP: &[u8] = b"\x81\xa4type\xb0AllBlocksCleared";
+
+/// Reads one event into `events` and stands behind it. `Err` only where the batch itself is broken.
+#[inline]
 pub(super) fn decode(
     cursor: &mut Cursor<'_>,
     spare: &mut Spare,
     skipped: &mut Skips,
-) -> Result<Option<Event>, CursorError> {
-    let start = cursor.position();
+    events: &mut Vec<Event>,
+) -> Result<(), CursorError> {
+    if cursor.literal(BARE_CLEAR) || cursor.literal(BARE_CLEAR_MAP) {
+        // Unlike a push, this moves no whole event.
+        events.extend(Some(Event::Cleared));
+        return Ok(());
+    }
+    decode_fields(cursor, spare, skipped, events)
+}
+
+fn decode_fields(
+    cursor: &mut Cursor<'_>,
+    spare: &mut Spare,
+    skipped: &mut Skips,
+    events: &mut Vec<Event>,
+) -> Result<(), CursorError> {
+    let start = cursor.clone();
     let mut fields = Fields::default();
     let decoded = match fields.read_event(cursor, spare) {
         Ok(tag) => {
             if !matches!(tag, Tag::Unknown) {
                 skipped.add_fields(fields.unknown);
             }
-            assemble(tag, &mut fields)
+            assemble(tag, &mut fields, events)
         }
         Err(_misshapen) => {
             // The event is wrong, the batch may still be whole: only a broken one fails to skip.
-            cursor.rewind(start);
+            *cursor = start;
             cursor.skip()?;
             Err(SkipReason::Malformed)
         }
     };
-    Ok(decoded
-        .map_err(|reason| {
-            skipped.add(reason);
-            spare.keep_hashes(fields.hashes.unwrap_or_default());
-            spare.keep_tokens(fields.tokens);
-        })
-        .ok())
+    if let Err(reason) = decoded {
+        skipped.add(reason);
+        spare.keep_hashes(fields.hashes.unwrap_or_default());
+        spare.keep_tokens(fields.tokens);
+    }
+    Ok(())
 }
 
 /// Makes an event of what was read; what stays in `fields` is of no more use.
-fn assemble(tag: Tag, fields: &mut Fields<'_>) -> Result<Event, SkipReason> {
+#[inline]
+fn assemble(tag: Tag, fields: &mut Fields<'_>, events: &mut Vec<Event>) -> Result<(), SkipReason> {
     if matches!(tag, Tag::Unknown) {
         return Err(SkipReason::UnknownEvent);
     }
@@ -71,20 +91,24 @@ fn assemble(tag: Tag, fields: &mut Fields<'_>) -> Result<Event, SkipReason> {
         return Err(SkipReason::CacheKind);
     }
     match tag {
-        Tag::Stored => assemble_stored(fields, tier, group).map(Event::Stored),
+        Tag::Stored => {
+            let stored = assemble_stored(fields, tier, group)?;
+            events.push(Event::Stored(stored));
+        }
         Tag::Removed => {
             let engine_hashes = fields.hashes.take().ok_or(SkipReason::Malformed)?;
             let counts = fields.remaining.take();
             let remaining = counts.and_then(|list| copy_counts(list, engine_hashes.len()));
-            Ok(Event::Removed(Removed {
+            events.extend(Some(Event::Removed(Removed {
                 engine_hashes,
                 remaining: remaining.unwrap_or_default(),
                 tier,
                 group,
-            }))
+            })));
         }
-        Tag::Cleared | Tag::Unknown => Ok(Event::Cleared),
+        Tag::Cleared | Tag::Unknown => events.extend(Some(Event::Cleared)),
     }
+    Ok(())
 }
 
 fn assemble_stored(
@@ -170,16 +194,18 @@ fn copy_counts(mut list: Cursor<'_>, blocks: usize) -> Option<Vec<Option<u32>>> 
     (0..count).map(|_| one(&mut list)).collect()
 }
 
+#[inline]
 fn tier_of(medium: Option<&str>) -> Result<Tier, SkipReason> {
+    medium.map_or(Ok(Tier::Device), tier_named)
+}
+
+fn tier_named(name: &str) -> Result<Tier, SkipReason> {
     const TIERS: [(Tier, &[&str]); 4] = [
         (Tier::Device, &["", "GPU", "DEVICE"]),
         (Tier::Host, &["CPU", "CPU_PINNED", "CPU_TIER1"]),
         (Tier::Disk, &["CPU_TIER2", "DISK", "NVME", "STORAGE"]),
         (Tier::External, &["EXTERNAL", "NETWORK", "REMOTE", "SHARED"]),
     ];
-    let Some(name) = medium else {
-        return Ok(Tier::Device);
-    };
     let is_one_of = |names: &[&str]| names.iter().any(|known| known.eq_ignore_ascii_case(name));
     let known = TIERS.iter().find(|(_, names)| is_one_of(names));
     known

@@ -9,6 +9,8 @@ mod extra_keys;
 #[cfg(test)]
 mod tests;
 
+use std::mem;
+
 use bytes::Bytes;
 use pointsman_core::index::Tier;
 
@@ -201,9 +203,10 @@ impl Batch {
     fn clear(&mut self) {
         self.dp_rank = None;
         self.skipped = Skips::default();
-        for event in self.events.drain(..) {
+        for event in &mut self.events {
             self.spare.keep_of(event);
         }
+        self.events.clear();
     }
 
     fn decode_array(&mut self, cursor: &mut Cursor<'_>) -> Result<(), BatchError> {
@@ -248,8 +251,7 @@ impl Batch {
 
     fn decode_events(&mut self, cursor: &mut Cursor<'_>) -> Result<(), CursorError> {
         for _ in 0..cursor.array()? {
-            let event = event::decode(cursor, &mut self.spare, &mut self.skipped)?;
-            self.events.extend(event);
+            event::decode(cursor, &mut self.spare, &mut self.skipped, &mut self.events)?;
         }
         Ok(())
     }
@@ -260,13 +262,13 @@ impl Spare {
     const MOST: usize = 256;
     const LARGEST: usize = 64 << 10;
 
-    fn keep_of(&mut self, event: Event) {
+    fn keep_of(&mut self, event: &mut Event) {
         match event {
             Event::Stored(stored) => {
-                self.keep_hashes(stored.engine_hashes);
-                self.keep_tokens(stored.tokens);
+                self.keep_hashes(mem::take(&mut stored.engine_hashes));
+                self.keep_tokens(mem::take(&mut stored.tokens));
             }
-            Event::Removed(removed) => self.keep_hashes(removed.engine_hashes),
+            Event::Removed(removed) => self.keep_hashes(mem::take(&mut removed.engine_hashes)),
             Event::Cleared => {}
         }
     }

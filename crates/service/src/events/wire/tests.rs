@@ -94,6 +94,22 @@ fn removals_and_clears_are_read() {
 }
 
 #[test]
+fn a_clear_is_the_same_alone_and_with_fields_and_in_either_form() {
+    for event in [
+        &b"\x91\xb0AllBlocksCleared"[..],
+        b"\x92\xb0AllBlocksCleared\xc0",
+        b"\x91\xd9\x10AllBlocksCleared",
+        b"\x81\xa4type\xb0AllBlocksCleared",
+        b"\x82\xa4type\xb0AllBlocksCleared\xa6medium\xa3GPU",
+    ] {
+        let payload = [b"\x92\xc0\x91", event].concat();
+        let batch = decode_batch(&payload).unwrap();
+        assert_eq!(batch.events, [Event::Cleared], "{event:x?}");
+        assert_eq!(batch.skipped, Skips::default());
+    }
+}
+
+#[test]
 fn hashes_of_either_sign_and_width_are_the_same_64_bits() {
     let Event::Removed(removed) = decoded("wide_hashes").events.remove(0) else {
         panic!()

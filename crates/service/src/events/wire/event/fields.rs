@@ -2,7 +2,7 @@
 //!
 //! It reads each into the form it has on the wire and judges none.
 
-use super::super::super::cursor::{Cursor, CursorError, Shape};
+use super::super::super::cursor::{Cursor, CursorError, Shape, as_utf8};
 use super::super::Spare;
 
 /// What an event may carry, under the names of its map form.
@@ -27,7 +27,7 @@ enum Field {
 }
 
 /// Fields of maps that change nothing here.
-const WITHOUT_EFFECT: [&str; 2] = ["kv_cache_spec_sliding_window", "session_id"];
+const WITHOUT_EFFECT: [&[u8]; 2] = [b"kv_cache_spec_sliding_window", b"session_id"];
 /// The array form of a store, up to its tail.
 const STORED: &[Field] = &[
     Field::Hashes,
@@ -39,8 +39,6 @@ const STORED: &[Field] = &[
     Field::LoraName,
     Field::ExtraKeys,
 ];
-/// The array form of a removal, up to its tail.
-const REMOVED: &[Field] = &[Field::Hashes, Field::Medium];
 
 #[derive(Clone, Copy)]
 pub(super) enum Tag {
@@ -51,13 +49,43 @@ pub(super) enum Tag {
 }
 
 impl Tag {
-    fn of(name: &str) -> Self {
-        match name {
-            "BlockStored" => Self::Stored,
-            "BlockRemoved" => Self::Removed,
-            "AllBlocksCleared" => Self::Cleared,
-            _ => Self::Unknown,
-        }
+    #[inline]
+    fn read(cursor: &mut Cursor<'_>) -> Result<Self, CursorError> {
+        let at = cursor.position();
+        Ok(match cursor.text_bytes()? {
+            name if name == b"BlockStored" => Self::Stored,
+            name if name == b"BlockRemoved" => Self::Removed,
+            name if name == b"AllBlocksCleared" => Self::Cleared,
+            other => {
+                as_utf8(other, at)?;
+                Self::Unknown
+            }
+        })
+    }
+}
+
+impl Field {
+    #[inline]
+    fn of(name: &[u8]) -> Option<Self> {
+        Some(match name {
+            _ if name == b"block_hashes" => Self::Hashes,
+            _ if name == b"parent_block_hash" => Self::Parent,
+            _ if name == b"token_ids" => Self::Tokens,
+            _ if name == b"block_size" => Self::BlockSize,
+            _ if name == b"lora_id" => Self::LoraId,
+            _ if name == b"medium" => Self::Medium,
+            _ if name == b"lora_name" => Self::LoraName,
+            _ if name == b"cache_salt" => Self::CacheSalt,
+            _ if name == b"extra_keys" => Self::ExtraKeys,
+            _ if name == b"block_mm_infos" => Self::MediaInfos,
+            _ if name == b"group_idx" => Self::Group,
+            _ if name == b"kv_cache_spec_kind" => Self::Kind,
+            _ if name == b"locality" => Self::Locality,
+            _ if name == b"ownership" => Self::Ownership,
+            _ if name == b"lookahead_token_ids" => Self::Lookahead,
+            _ if name == b"remaining_copy_counts" => Self::Remaining,
+            _ => return None,
+        })
     }
 }
 
@@ -106,6 +134,7 @@ enum TailValue<'a> {
 
 impl<'a> Fields<'a> {
     /// Reads one event, array or map; its tag.
+    #[inline]
     pub(super) fn read_event(
         &mut self,
         cursor: &mut Cursor<'a>,
@@ -118,30 +147,55 @@ impl<'a> Fields<'a> {
         if count == 0 {
             return Ok(Tag::Unknown);
         }
-        let tag = Tag::of(cursor.text()?);
-        let mut left = count - 1;
-        let order = match tag {
-            Tag::Stored => STORED,
-            Tag::Removed => REMOVED,
-            Tag::Cleared | Tag::Unknown => &[],
-        };
-        for &field in order {
-            if left == 0 {
-                return Ok(tag);
-            }
-            left -= 1;
-            self.read(field, cursor, spare)?;
-        }
+        let tag = Tag::read(cursor)?;
+        let left = count - 1;
         match tag {
-            Tag::Unknown => skip_many(cursor, left)?,
+            Tag::Stored => self.read_stored(cursor, spare, left)?,
+            Tag::Removed => self.read_removed(cursor, spare, left)?,
             Tag::Cleared if left > 0 => {
                 self.ownership = optional_text(cursor)?;
                 skip_many(cursor, left - 1)?;
                 self.unknown = left - 1;
             }
-            _ => self.read_tail(cursor, left)?,
+            Tag::Cleared | Tag::Unknown => skip_many(cursor, left)?,
         }
         Ok(tag)
+    }
+
+    fn read_stored(
+        &mut self,
+        cursor: &mut Cursor<'a>,
+        spare: &mut Spare,
+        mut left: u32,
+    ) -> Result<(), CursorError> {
+        for &field in STORED {
+            if left == 0 {
+                return Ok(());
+            }
+            left -= 1;
+            self.read(field, cursor, spare)?;
+        }
+        self.read_tail(cursor, left)
+    }
+
+    /// Hashes and medium, then the tail.
+    #[inline]
+    fn read_removed(
+        &mut self,
+        cursor: &mut Cursor<'a>,
+        spare: &mut Spare,
+        left: u32,
+    ) -> Result<(), CursorError> {
+        if left > 0 {
+            self.read_hashes(cursor, spare)?;
+        }
+        if left > 1 {
+            self.medium = medium(cursor)?;
+        }
+        if left > 2 {
+            self.read_tail(cursor, left - 2)?;
+        }
+        Ok(())
     }
 
     fn read_map(&mut self, cursor: &mut Cursor<'a>, spare: &mut Spare) -> Result<Tag, CursorError> {
@@ -152,36 +206,18 @@ impl<'a> Fields<'a> {
                 self.unknown = self.unknown.saturating_add(1);
                 continue;
             }
-            let name = cursor.text()?;
-            let field = match name {
-                "type" => {
-                    tag = Tag::of(cursor.text()?);
-                    continue;
-                }
-                "block_hashes" => Field::Hashes,
-                "parent_block_hash" => Field::Parent,
-                "token_ids" => Field::Tokens,
-                "block_size" => Field::BlockSize,
-                "lora_id" => Field::LoraId,
-                "medium" => Field::Medium,
-                "lora_name" => Field::LoraName,
-                "cache_salt" => Field::CacheSalt,
-                "extra_keys" => Field::ExtraKeys,
-                "block_mm_infos" => Field::MediaInfos,
-                "group_idx" => Field::Group,
-                "kv_cache_spec_kind" => Field::Kind,
-                "locality" => Field::Locality,
-                "ownership" => Field::Ownership,
-                "lookahead_token_ids" => Field::Lookahead,
-                "remaining_copy_counts" => Field::Remaining,
-                _ => {
-                    let is_known = WITHOUT_EFFECT.contains(&name);
-                    self.unknown = self.unknown.saturating_add(u32::from(!is_known));
-                    cursor.skip()?;
-                    continue;
-                }
-            };
-            self.read(field, cursor, spare)?;
+            let at = cursor.position();
+            let name = cursor.text_bytes()?;
+            if name == b"type" {
+                tag = Tag::read(cursor)?;
+            } else if let Some(field) = Field::of(name) {
+                self.read(field, cursor, spare)?;
+            } else {
+                as_utf8(name, at)?;
+                let is_known = WITHOUT_EFFECT.contains(&name);
+                self.unknown = self.unknown.saturating_add(u32::from(!is_known));
+                cursor.skip()?;
+            }
         }
         Ok(tag)
     }
@@ -193,10 +229,7 @@ impl<'a> Fields<'a> {
         spare: &mut Spare,
     ) -> Result<(), CursorError> {
         match field {
-            Field::Hashes => {
-                let buffer = spare.hashes.pop().unwrap_or_default();
-                self.hashes = Some(hashes(cursor, buffer)?);
-            }
+            Field::Hashes => self.read_hashes(cursor, spare)?,
             Field::Parent => {
                 self.parent = if cursor.nil()? {
                     None
@@ -213,7 +246,7 @@ impl<'a> Fields<'a> {
                 };
             }
             Field::LoraId => self.has_lora_id = is_set(cursor)?,
-            Field::Medium => self.medium = optional_text(cursor)?,
+            Field::Medium => self.medium = medium(cursor)?,
             Field::LoraName => self.read_lora_name(cursor)?,
             Field::CacheSalt => self.cache_salt = optional_text(cursor)?,
             Field::ExtraKeys => self.extra_keys = optional_value(cursor)?,
@@ -230,6 +263,21 @@ impl<'a> Fields<'a> {
             Field::Ownership => self.ownership = optional_text(cursor)?,
             Field::Lookahead => self.has_lookahead = is_set(cursor)?,
             Field::Remaining => self.remaining = optional_value(cursor)?,
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn read_hashes(
+        &mut self,
+        cursor: &mut Cursor<'a>,
+        spare: &mut Spare,
+    ) -> Result<(), CursorError> {
+        let count = cursor.array()?;
+        let hashes = self.hashes.insert(spare.hashes.pop().unwrap_or_default());
+        hashes.reserve(cursor.capacity_for(count));
+        for _ in 0..count {
+            hashes.push(hash(cursor)?);
         }
         Ok(())
     }
@@ -370,16 +418,8 @@ fn as_text<'a>(value: &TailValue<'a>) -> Option<&'a str> {
     }
 }
 
-fn hashes(cursor: &mut Cursor<'_>, mut hashes: Vec<u64>) -> Result<Vec<u64>, CursorError> {
-    let count = cursor.array()?;
-    hashes.reserve(cursor.capacity_for(count));
-    for _ in 0..count {
-        hashes.push(hash(cursor)?);
-    }
-    Ok(hashes)
-}
-
 /// An integer of either sign, or a byte string folded to its last eight bytes.
+#[inline]
 fn hash(cursor: &mut Cursor<'_>) -> Result<u64, CursorError> {
     if cursor.shape()? != Shape::Bytes {
         return cursor.integer_bits();
@@ -389,6 +429,18 @@ fn hash(cursor: &mut Cursor<'_>) -> Result<u64, CursorError> {
     Ok(tail
         .iter()
         .fold(0, |folded, &byte| (folded << 8) | u64::from(byte)))
+}
+
+/// The name of a medium, unless it is the one that none means too.
+fn medium<'a>(cursor: &mut Cursor<'a>) -> Result<Option<&'a str>, CursorError> {
+    if cursor.nil()? {
+        return Ok(None);
+    }
+    let at = cursor.position();
+    match cursor.text_bytes()? {
+        b"GPU" => Ok(None),
+        other => as_utf8(other, at).map(Some),
+    }
 }
 
 fn optional_text<'a>(cursor: &mut Cursor<'a>) -> Result<Option<&'a str>, CursorError> {

@@ -32,6 +32,22 @@ fn nesting_has_no_depth_that_hurts() {
 }
 
 #[test]
+fn a_name_that_is_no_text_spoils_its_event_only() {
+    for event in [
+        &b"\x91\xa2\xff\xfe"[..],
+        b"\x82\xa4type\xb0AllBlocksCleared\xa2\xff\xfe\xc0",
+        b"\x93\xacBlockRemoved\x91\x01\xa2\xff\xfe",
+    ] {
+        let mut payload = b"\x92\xc0\x92".to_vec();
+        payload.extend_from_slice(event);
+        payload.extend_from_slice(b"\x91\xb0AllBlocksCleared");
+        let batch = decode_batch(&payload).unwrap();
+        assert_eq!(batch.events, [Event::Cleared]);
+        assert_eq!(batch.skipped.of(SkipReason::Malformed), 1, "{event:x?}");
+    }
+}
+
+#[test]
 fn every_prefix_of_a_batch_is_refused() {
     for name in [
         "array_store",
