@@ -6,6 +6,12 @@ const ZEROS: u64 = 0x3030_3030_3030_3030;
 const UPPER_HALVES: u64 = 0xF0F0_F0F0_F0F0_F0F0;
 /// Carries everything after `9` out of the digits' half.
 const PAST_NINE: u64 = 0x0606_0606_0606_0606;
+/// The upper half of a digit, twice.
+const BOTH_THREE: u64 = 0x3333_3333_3333_3333;
+/// In so many bytes commas are looked for at once.
+const MASKED: usize = 64;
+/// Those and what is read with the last element that ends in them.
+const WINDOW: usize = MASKED + 8;
 const POWERS: [u64; 9] = [
     1,
     10,
@@ -20,11 +26,19 @@ const POWERS: [u64; 9] = [
 
 /// An integer that a list may hold.
 pub(super) trait Id: Sized {
+    /// Bytes of text that most of them take at least.
+    const MOST_TAKE: usize;
+    /// Most of them have at most seven digits.
+    const ARE_SHORT: bool;
+
     /// `None` where it does not fit.
     fn from_parts(negative: bool, magnitude: u64) -> Option<Self>;
 }
 
 impl Id for u32 {
+    const MOST_TAKE: usize = 6;
+    const ARE_SHORT: bool = true;
+
     fn from_parts(negative: bool, magnitude: u64) -> Option<Self> {
         if negative {
             return None;
@@ -35,6 +49,9 @@ impl Id for u32 {
 
 /// A hash, signed or unsigned: its bits count.
 impl Id for u64 {
+    const MOST_TAKE: usize = 16;
+    const ARE_SHORT: bool = false;
+
     fn from_parts(negative: bool, magnitude: u64) -> Option<Self> {
         match negative {
             false => Some(magnitude),
@@ -57,16 +74,24 @@ pub(super) fn read<T: Id>(text: &[u8], at: usize) -> Result<(Vec<T>, usize), NoL
     if text.get(at) == Some(&b']') {
         return Ok((Vec::new(), at + 1));
     }
-    let mut list = Vec::with_capacity((text.len() - at).min(1 << 16) / 8);
+    let mut list = Vec::with_capacity((text.len() - at).min(1 << 16) / T::MOST_TAKE + 1);
     loop {
-        at = skip_space(text, short_ids(text, at, &mut list));
+        if T::ARE_SHORT {
+            at = skip_space(text, short_ids(text, at, &mut list));
+        }
         let bad = NoList(Some(list.len()));
         let (id, end) = integer(text, at).ok_or(bad)?;
         list.push(id);
         at = skip_space(text, end);
         match text.get(at) {
             Some(b',') => at = skip_space(text, at + 1),
-            Some(b']') => return Ok((list, at + 1)),
+            Some(b']') => {
+                // A body of many short lists must not hold what long ones would need.
+                if list.len() < list.capacity() / 2 {
+                    list.shrink_to_fit();
+                }
+                return Ok((list, at + 1));
+            }
             _ => return Err(bad),
         }
     }
@@ -97,34 +122,100 @@ pub(super) fn skip_space(text: &[u8], mut at: usize) -> usize {
     at
 }
 
-/// Reads ids of at most seven digits for as long as each has a comma right behind it, as token ids
-/// do; where the next element begins. All else is left to whoever reads that.
+/// Reads ids of at most seven digits for as long as each has a comma right behind it and at most one
+/// space before, as token ids do; where the next element begins. All else is left to whoever reads
+/// that.
+///
+/// The commas are found for many ids at once, so that no id waits for the end of the one before.
 fn short_ids<T: Id>(text: &[u8], mut at: usize, list: &mut Vec<T>) -> usize {
-    while let Some(word) = text.get(at..).and_then(<[u8]>::first_chunk::<8>) {
-        let word = u64::from_le_bytes(*word);
-        let count = count_digits(word);
-        if count == 0 || count == 8 {
+    while let Some(window) = text.get(at..).and_then(<[u8]>::first_chunk::<WINDOW>) {
+        let mut commas = commas(window);
+        let mut start = 0;
+        while commas != 0 {
+            let comma = commas.trailing_zeros() as usize;
+            commas &= commas - 1;
+            let Some(id) = short_id(window, start, comma).and_then(|id| T::from_parts(false, id))
+            else {
+                return at + start;
+            };
+            list.push(id);
+            start = comma + 1;
+        }
+        if start == 0 {
             break;
         }
-        let behind = word >> (8 * count);
-        let is_padded = count > 1 && word & 0xFF == u64::from(b'0');
-        if behind & 0xFF != u64::from(b',') || is_padded {
-            break;
-        }
-        let Some(id) = T::from_parts(false, value_of(word, count)) else {
-            break;
-        };
-        list.push(id);
-        let has_space = (behind >> 8) & 0xFF == u64::from(b' ');
-        at += count + 1 + usize::from(has_space);
+        at += start;
     }
     at
+}
+
+/// The number between `start` and `end`; `None` where that is not one to seven digits, with no
+/// needless zero and at most one space before them.
+fn short_id(window: &[u8; WINDOW], start: usize, end: usize) -> Option<u64> {
+    let word = window.get(start..).and_then(<[u8]>::first_chunk::<8>)?;
+    let mut word = u64::from_le_bytes(*word);
+    let mut count = end.checked_sub(start)?;
+    if word & 0xFF == u64::from(b' ') && count <= 8 {
+        word >>= 8;
+        count = count.checked_sub(1)?;
+    }
+    let is_padded = word & 0xFF == u64::from(b'0') && count > 1;
+    if count == 0 || count > 7 || is_padded {
+        return None;
+    }
+    let shift = 64 - 8 * count;
+    let digits = word << shift;
+    let halves = (digits & UPPER_HALVES) | ((digits.wrapping_add(PAST_NINE) & UPPER_HALVES) >> 4);
+    (halves == BOTH_THREE << shift).then(|| joined(digits))
+}
+
+/// A bit for every comma of the first [`MASKED`] bytes.
+fn commas(window: &[u8; WINDOW]) -> u64 {
+    let mut found = [0; MASKED];
+    for (found, byte) in found.iter_mut().zip(window) {
+        *found = u8::from(*byte == b',');
+    }
+    let (words, _) = found.as_chunks::<8>();
+    words.iter().rev().fold(0, |commas, word| {
+        // The product brings the eight bits together in its highest byte.
+        let bits = u64::from_le_bytes(*word).wrapping_mul(0x0102_0408_1020_4080) >> 56;
+        (commas << 8) | bits
+    })
 }
 
 /// The integer that begins at `at`, and where it ends.
 fn integer<T: Id>(text: &[u8], at: usize) -> Option<(T, usize)> {
     let negative = text.get(at) == Some(&b'-');
     let start = at + usize::from(negative);
+    let (magnitude, end) = match long_magnitude(text, start) {
+        Some(long) => long,
+        None => magnitude(text, start)?,
+    };
+    Some((T::from_parts(negative, magnitude)?, end))
+}
+
+/// The same without its sign, where it has 17 to 20 digits, as most hashes have.
+fn long_magnitude(text: &[u8], at: usize) -> Option<(u64, usize)> {
+    let words = text.get(at..).and_then(<[u8]>::first_chunk::<24>)?;
+    let (words, _) = words.as_chunks::<8>();
+    let [high, low, rest] = <[[u8; 8]; 3]>::try_from(words)
+        .ok()?
+        .map(u64::from_le_bytes);
+    let count = count_digits(rest);
+    let are_digits = count_digits(high) == 8 && count_digits(low) == 8;
+    if !are_digits || high & 0xFF == u64::from(b'0') || !(1..=4).contains(&count) {
+        return None;
+    }
+    let magnitude = joined(high) * POWERS[8] + joined(low);
+    let magnitude = magnitude.checked_mul(POWERS[count])?;
+    Some((
+        magnitude.checked_add(value_of(rest, count))?,
+        at + 16 + count,
+    ))
+}
+
+/// The digits that begin at `start`, and where they end.
+fn magnitude(text: &[u8], start: usize) -> Option<(u64, usize)> {
     let (mut magnitude, mut count) = digits(text, start);
     if count == 0 || (count > 1 && text[start] == b'0') {
         return None;
@@ -136,7 +227,7 @@ fn integer<T: Id>(text: &[u8], at: usize) -> Option<(T, usize)> {
         count = next;
         end += next;
     }
-    Some((T::from_parts(negative, magnitude)?, end))
+    Some((magnitude, end))
 }
 
 /// The value of the digits at `at`, at most eight, and how many there are.
@@ -160,8 +251,13 @@ fn count_digits(word: u64) -> usize {
 
 /// The value of the first `count` bytes, which are digits; one to eight of them.
 fn value_of(word: u64, count: usize) -> u64 {
-    // Moved to the upper end they have zeros before them; then they are joined two by two.
-    let ones = (word << (64 - 8 * count)) & 0x0F0F_0F0F_0F0F_0F0F;
+    // Moved to the upper end they have zeros before them.
+    joined(word << (64 - 8 * count))
+}
+
+/// The value of eight bytes that are digits or zero; they are joined two by two.
+fn joined(digits: u64) -> u64 {
+    let ones = digits & 0x0F0F_0F0F_0F0F_0F0F;
     let pairs = (ones.wrapping_mul(2561) >> 8) & 0x00FF_00FF_00FF_00FF;
     let fours = (pairs.wrapping_mul(6_553_601) >> 16) & 0x0000_FFFF_0000_FFFF;
     fours.wrapping_mul(42_949_672_960_001) >> 32

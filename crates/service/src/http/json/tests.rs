@@ -159,3 +159,56 @@ fn lists_are_read_as_serde_reads_them() {
         assert_eq!(tokens(&text).ok().flatten(), small, "{text}");
     }
 }
+
+/// Of a list of ids one byte is changed, or put in, or taken out: what is read is what serde reads.
+#[test]
+fn broken_lists_are_read_or_refused_as_serde_does() {
+    const BYTES: &[u8] = b"0019,, -+.e[]\"n\t/:\x01";
+    let seed = 0x5eed_0007;
+    println!("seed {seed:#x}");
+    let mut random = StdRng::seed_from_u64(seed);
+    let mut read = [0; 2];
+    for _ in 0..40_000 {
+        let most_bits = [17, 24, 33, 64][random.random_range(0..4)];
+        let texts: Vec<String> = (0..random.random_range(1..60))
+            .map(|_| random.random::<u64>() >> random.random_range(64 - most_bits..64))
+            .map(|id| id.to_string())
+            .collect();
+        let separator = [",", ", "][random.random_range(0..2)];
+        let mut text = format!("[{}]", texts.join(separator)).into_bytes();
+        let at = random.random_range(1..text.len() - 1);
+        let byte = BYTES[random.random_range(0..BYTES.len())];
+        match random.random_range(0..3) {
+            0 => text[at] = byte,
+            1 => text.insert(at, byte),
+            _ => drop(text.remove(at)),
+        }
+        let text = String::from_utf8(text).unwrap();
+        let ids = ids::read::<u32>(text.as_bytes(), 0).ok();
+        let expected: Option<Vec<u32>> = serde_json::from_str(&text).ok();
+        let whole = ids.filter(|(_, end)| *end == text.len());
+        assert_eq!(whole.map(|(ids, _)| ids), expected, "{text}");
+        let hashes = ids::read::<u64>(text.as_bytes(), 0).ok();
+        let expected_hashes: Option<Vec<i128>> = serde_json::from_str(&text).ok();
+        let expected_hashes = expected_hashes.and_then(|list| {
+            list.into_iter()
+                .map(|id| {
+                    let signed = i64::try_from(id).ok().map(i64::cast_unsigned);
+                    signed.or_else(|| u64::try_from(id).ok())
+                })
+                .collect::<Option<Vec<u64>>>()
+        });
+        let whole = hashes.filter(|(_, end)| *end == text.len());
+        read[usize::from(expected.is_some())] += 1;
+        assert_eq!(whole.map(|(ids, _)| ids), expected_hashes, "{text}");
+    }
+    assert!(read.iter().all(|count| *count > 1_000), "{read:?}");
+}
+
+#[test]
+fn a_short_list_before_much_else_holds_little() {
+    let text = format!("[1,2,3]{}", " ".repeat(100_000));
+    let (list, end) = ids::read::<u32>(text.as_bytes(), 0).unwrap();
+    assert_eq!((list.as_slice(), end), (&[1, 2, 3][..], 7));
+    assert!(list.capacity() <= 8, "{}", list.capacity());
+}
