@@ -13,6 +13,13 @@ use crate::service::{PartitionLoads, Selected};
 use crate::shared_cache::SharedCacheHits;
 use crate::workers::WorkerRecord;
 
+/// What a selection takes besides its lists: names, endpoint and numbers.
+const FIXED_BYTES: usize = 512;
+/// The longest hash and its comma.
+const HASH_BYTES: usize = 21;
+/// A rank and its tokens.
+const RANK_BYTES: usize = 16;
+
 /// `{"status": "ok"}`.
 #[derive(Clone, Copy, Debug, Serialize, ToSchema)]
 pub(super) struct Done {
@@ -217,6 +224,14 @@ impl<'a> SelectionAnswer<'a> {
             track_prefill_tokens: Some(selection.track_prefill_tokens),
             ..self
         }
+    }
+
+    /// About how many bytes it takes to write.
+    pub(super) fn size_hint(&self) -> usize {
+        let hashes = self.sequence_hashes.map_or(0, |hashes| hashes.0.len());
+        let ranks = self.overlap.dp.rank_overlaps.len();
+        let lists = hashes.saturating_mul(HASH_BYTES);
+        FIXED_BYTES.saturating_add(lists.saturating_add(ranks.saturating_mul(RANK_BYTES)))
     }
 
     pub(super) fn with_decode_busy(self, decode_busy: Option<bool>) -> Self {

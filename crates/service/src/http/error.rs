@@ -18,6 +18,8 @@ use crate::error::SelectionServiceError;
 const INVALID: &str = "invalid_request";
 const INTERNAL: &str = "internal_error";
 const FAILED: &str = "the service failed";
+/// Bytes of an answer that says little.
+const SHORT_ANSWER: usize = 128;
 const RETRY_AFTER_SECS: HeaderValue = HeaderValue::from_static("1");
 
 /// A refusal: status, stable code, words.
@@ -120,7 +122,15 @@ impl IntoResponse for Refusal {
 
 /// Any answer. Nothing that we answer with can fail to be written as JSON.
 pub(super) fn json(status: StatusCode, value: &impl Serialize) -> Response {
-    let text = serde_json::to_vec(value).unwrap_or_default();
+    json_of_size(status, value, SHORT_ANSWER)
+}
+
+/// The same where it is known how many bytes will most often do.
+pub(super) fn json_of_size(status: StatusCode, value: &impl Serialize, bytes: usize) -> Response {
+    let mut text = Vec::with_capacity(bytes);
+    if serde_json::to_writer(&mut text, value).is_err() {
+        text.clear();
+    }
     let mut response = Response::new(Body::from(text));
     *response.status_mut() = status;
     let json = HeaderValue::from_static("application/json");

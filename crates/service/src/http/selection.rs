@@ -10,7 +10,7 @@ use super::Api;
 use super::answer::{SelectionAnswer, WorkerLoadAnswer};
 use super::body::JsonBody;
 use super::documents::SelectFields;
-use super::error::{ErrorBody, Refusal, json};
+use super::error::{ErrorBody, Refusal, json_of_size};
 use super::request::SelectCall;
 
 /// What a worker is taken to compute at once that does not say it.
@@ -46,7 +46,7 @@ pub(super) async fn select(
     } else {
         answer
     };
-    Ok(json(StatusCode::OK, &answer))
+    Ok(json_of_size(StatusCode::OK, &answer, answer.size_hint()))
 }
 
 /// Chooses a worker and charges it at once, under the id that was sent or one that is made.
@@ -72,7 +72,7 @@ pub(super) async fn select_and_reserve(
     let answer = SelectionAnswer::new(partition, Some(&reserved.id), &reserved.selected)
         .with_decode_busy(decode_busy(&api, selection))
         .reserved(selection);
-    Ok(json(StatusCode::OK, &answer))
+    Ok(json_of_size(StatusCode::OK, &answer, answer.size_hint()))
 }
 
 fn decode_busy(api: &Api, selection: &Selection) -> Option<bool> {
