@@ -15,6 +15,7 @@ mod error;
 mod events;
 mod indexed;
 mod inspection;
+mod membership;
 mod metrics;
 mod pending;
 mod predictions;
