@@ -75,7 +75,7 @@ struct RankUnreadable(WorkerWithDpRank);
 
 impl SelectionService {
     /// Everything that is known of every rank's cache, as JSON in the published format; see
-    /// [`IndexerPeers`](crate::IndexerPeers) for the other end. Must be called within a tokio runtime.
+    /// [`SelectionServiceBuilder::indexer_peers`](crate::SelectionServiceBuilder::indexer_peers) for the other end. Must be called within a tokio runtime.
     pub fn dump(&self) -> Result<Dump, SelectionServiceError> {
         let turns = Arc::clone(&self.shared().dumps);
         let turn = turns
