@@ -36,7 +36,7 @@ pub(crate) struct SelectArgs {
     #[arg(long, env = "POINTSMAN_BIN")]
     pointsman: PathBuf,
     /// The binary of benches/peer, which serves the published service; left out, there is no such column
-    #[arg(long, env = "POINTSMAN_BENCH_PEER")]
+    #[arg(long)]
     peer: Option<PathBuf>,
     #[arg(long, default_value_t = 64)]
     workers: u64,
