@@ -225,14 +225,36 @@ impl Naive {
     }
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Naming {
+    /// One name a chain, shared by every second rank.
+    Shared,
+    /// One name a chain, each rank another.
+    Own,
+    /// The same name stands for different blocks on different ranks, and blocks have several.
+    Colliding,
+}
+
+impl Naming {
+    fn of(self, random: &mut SmallRng, rank: u64, chain: &[u64]) -> u64 {
+        let first = match self {
+            Self::Shared => 7 + rank % 2,
+            Self::Own => 7 + rank,
+            Self::Colliding => return random.random_range(0..60),
+        };
+        let step = |name, block: &u64| (name * 5 + block + 1) % 1_000_003;
+        chain.iter().fold(first, step)
+    }
+}
+
 /// Which of the odder things happen in a history.
 #[derive(Clone, Copy)]
 struct Spice {
     ranks: u64,
     tiers: bool,
     doubts: bool,
-    /// Whether the same name stands for different blocks on different ranks, and blocks have several.
-    names_collide: bool,
+    /// How ranks name blocks.
+    names: Naming,
     /// Most blocks of one store in ten; with many, chains outgrow strands.
     longest: usize,
 }
@@ -292,14 +314,7 @@ fn store(
         .map(|_| {
             let block = random.random_range(0..3);
             chain.push(block);
-            let name = if spice.names_collide {
-                random.random_range(0..60)
-            } else {
-                // One name a chain, shared by every second rank.
-                chain.iter().fold(7 + rank % 2, |name, block| {
-                    (name * 5 + block + 1) % 1_000_003
-                })
-            };
+            let name = spice.names.of(random, rank, &chain);
             (name, block)
         })
         .collect();
@@ -327,6 +342,33 @@ fn some_name(random: &mut SmallRng, model: &Naive) -> u64 {
     names[random.random_range(0..names.len())]
 }
 
+/// Names of blocks in a row, the last or the first one first.
+fn some_run(random: &mut SmallRng, model: &Naive, longest: usize) -> Vec<u64> {
+    let last = some_name(random, model);
+    let Some((chain, _)) = model.names.get(&last) else {
+        return vec![last];
+    };
+    let before = model
+        .names
+        .iter()
+        .filter(|(_, (held, _))| chain.starts_with(held));
+    let mut names: Vec<_> = before
+        .map(|(name, (held, _))| (held.len(), *name))
+        .collect();
+    names.sort_unstable();
+    let most = random.random_range(1..=longest);
+    let mut names: Vec<_> = names
+        .iter()
+        .rev()
+        .take(most)
+        .map(|(_, name)| *name)
+        .collect();
+    if random.random_bool(0.5) {
+        names.reverse();
+    }
+    names
+}
+
 fn step(
     random: &mut SmallRng,
     spice: Spice,
@@ -345,9 +387,12 @@ fn step(
             }
         }
         110..180 => {
-            let names: Vec<u64> = (0..random.random_range(1..4))
-                .map(|_| some_name(random, model))
-                .collect();
+            let names = if random.random_bool(0.2) {
+                some_run(random, model, spice.longest)
+            } else {
+                let count = random.random_range(1..4);
+                (0..count).map(|_| some_name(random, model)).collect()
+            };
             for name in &names {
                 model.remove(at, *name);
             }
@@ -401,8 +446,8 @@ fn ends(index: &KvIndex, worker: WorkerWithDpRank, prompt: &[u64]) -> [u32; 4] {
 
 fn check(spice: Spice) {
     let mut random = seeded(&format!(
-        "{} ranks, tiers {}, doubts {}, colliding {}, longest store {}",
-        spice.ranks, spice.tiers, spice.doubts, spice.names_collide, spice.longest
+        "{} ranks, tiers {}, doubts {}, names {:?}, longest store {}",
+        spice.ranks, spice.tiers, spice.doubts, spice.names, spice.longest
     ));
     let mut index = KvIndex::default();
     let mut models: BTreeMap<WorkerWithDpRank, Naive> = BTreeMap::new();
@@ -494,8 +539,21 @@ fn plain_histories_agree_with_the_model() {
             ranks,
             tiers: false,
             doubts: false,
-            names_collide: false,
+            names: Naming::Shared,
             longest: 4,
+        });
+    }
+}
+
+#[test]
+fn own_names_agree_with_the_model() {
+    for (ranks, longest) in [(3, 4), (70, 4), (3, 60)] {
+        check(Spice {
+            ranks,
+            tiers: false,
+            doubts: false,
+            names: Naming::Own,
+            longest,
         });
     }
 }
@@ -507,7 +565,7 @@ fn colliding_names_agree_with_the_model() {
             ranks,
             tiers: false,
             doubts: false,
-            names_collide: true,
+            names: Naming::Colliding,
             longest: 4,
         });
     }
@@ -515,25 +573,32 @@ fn colliding_names_agree_with_the_model() {
 
 #[test]
 fn tiers_and_groups_agree_with_the_model() {
-    for (ranks, names_collide) in [(3, false), (70, false), (3, true), (70, true)] {
-        check(Spice {
-            ranks,
-            tiers: true,
-            doubts: false,
-            names_collide,
-            longest: 4,
-        });
+    for ranks in [3, 70] {
+        for names in [Naming::Shared, Naming::Own, Naming::Colliding] {
+            check(Spice {
+                ranks,
+                tiers: true,
+                doubts: false,
+                names,
+                longest: 4,
+            });
+        }
     }
 }
 
 #[test]
 fn doubts_agree_with_the_model() {
-    for (ranks, names_collide) in [(3, false), (70, true), (3, true)] {
+    for (ranks, names) in [
+        (3, Naming::Shared),
+        (3, Naming::Own),
+        (3, Naming::Colliding),
+        (70, Naming::Colliding),
+    ] {
         check(Spice {
             ranks,
             tiers: true,
             doubts: true,
-            names_collide,
+            names,
             longest: 4,
         });
     }
@@ -541,12 +606,17 @@ fn doubts_agree_with_the_model() {
 
 #[test]
 fn long_chains_agree_with_the_model() {
-    for (tiers, names_collide) in [(false, false), (false, true), (true, true)] {
+    for (tiers, names) in [
+        (false, Naming::Shared),
+        (false, Naming::Colliding),
+        (true, Naming::Own),
+        (true, Naming::Colliding),
+    ] {
         check(Spice {
             ranks: 3,
             tiers,
             doubts: tiers,
-            names_collide,
+            names,
             longest: 60,
         });
     }
