@@ -15,6 +15,7 @@ mod doubt;
 mod dump;
 mod holdings;
 mod names;
+mod places;
 mod remove;
 mod store;
 mod strand;
