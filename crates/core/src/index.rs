@@ -9,6 +9,7 @@
 //! indexed and counted as refused; what is indexed stays true, so the newest is forgotten first.
 //! Blocks that wait for an unknown parent have a bound of their own, and the oldest go first.
 
+mod aliases;
 mod apply;
 mod chains;
 mod doubt;

@@ -72,7 +72,7 @@ impl KvIndex {
 
     /// The block a rank means by a name.
     pub(super) fn resolve(&self, slot: RankSlot, name: EngineHash) -> Option<Place> {
-        self.held[slot.index()].own(name).or_else(|| {
+        self.held[slot.index()].meant(name).or_else(|| {
             self.chains
                 .named(name.0)
                 .filter(|place| self.is_implied(slot, *place))
@@ -81,11 +81,21 @@ impl KvIndex {
 
     /// Whether the rank holds a block under the name that the table has for it.
     pub(super) fn is_implied(&self, slot: RankSlot, place: Place) -> bool {
-        !self.held[slot.index()].is_owned(place)
+        let rank = &self.held[slot.index()];
+        !rank.is_owned(place)
+            && rank.alias(place).is_none()
             && self
                 .chains
                 .holders(place)
                 .is_some_and(|holders| holders.tiers(slot).next().is_some())
+    }
+
+    /// What a rank calls a block that it holds and that has no own names.
+    pub(super) fn plain_name(&self, slot: RankSlot, place: Place) -> Option<EngineHash> {
+        self.held[slot.index()].alias(place).or_else(|| {
+            let name = self.chains.block(place)?.name;
+            (name != 0).then_some(EngineHash(name))
+        })
     }
 
     /// Writes down what the bits imply of a block the rank holds.
@@ -96,7 +106,8 @@ impl KvIndex {
         }
         if let (Some(block), Some(holders)) = (self.chains.block(place), self.chains.holders(place))
         {
-            rank.add_own(EngineHash(block.name), place, holders.tiers(slot));
+            let name = rank.drop_alias(place).unwrap_or(EngineHash(block.name));
+            rank.add_own(name, place, holders.tiers(slot));
         }
     }
 

@@ -68,8 +68,8 @@ impl KvIndex {
     /// in the same tier.
     ///
     /// It goes back to the first block that is not doubted: what is before that was confirmed
-    /// together with it. Blocks with names or copies of their own wait to be named themselves, as
-    /// it is not known which of their copies is meant.
+    /// together with it. Blocks with several names or copies wait to be named themselves, as it is
+    /// not known which of them is meant.
     pub fn confirm_parents(&mut self, worker: WorkerWithDpRank, at: Placement, event: &KvEvent) {
         let KvEvent::Stored {
             parent: Some(name), ..

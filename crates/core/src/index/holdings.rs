@@ -1,12 +1,14 @@
 //! What is particular to one rank: names that only it uses, copies beyond the first, and what it holds unconfirmed; where blocks are is not its business.
 //!
 //! A rank that holds a block under the name the table has for it, with one copy per tier in its
-//! home group, needs nothing here: its bit in the strand says it all. Any other name is *own*, and
-//! once a rank has one own name for a block, all its names for that block are.
+//! home group, needs nothing here: its bit in the strand says it all. If it only calls the block
+//! otherwise, that name is an *alias*, and all else is as before. Any other name is *own*, and once a
+//! rank has one own name for a block, all its names for that block are.
 
 use hashbrown::{HashMap, HashSet};
 
-use super::strand::{Place, Stretch};
+use super::aliases::Aliases;
+use super::strand::{Block, Place, Stretch};
 use crate::hash::EngineHash;
 use crate::tier::{Placement, Tier};
 
@@ -16,6 +18,8 @@ pub(super) struct Holdings {
     pub(super) home: u32,
     /// Names of blocks the rank holds.
     pub(super) names: usize,
+    /// Of blocks that the rank holds and that are not owned.
+    aliases: Aliases,
     own: HashMap<EngineHash, OwnName>,
     /// Blocks that have own names.
     owned: HashSet<Place>,
@@ -75,11 +79,20 @@ impl Holdings {
                 || !(self.own.contains_key(&name) || self.owned.contains(&place)))
     }
 
-    /// Whether a block that is new to the rank needs nothing but a bit: there are no own names, no
-    /// doubts, and the group is the home one.
+    /// Whether a block that is new to the rank, as its name is, needs nothing but a bit and perhaps
+    /// an alias: there are no doubts, and the group is the home one.
     pub(super) fn is_simple(&mut self, group: u32) -> bool {
         self.settle_home(group);
-        group == self.home && self.own.is_empty() && self.doubt.is_empty()
+        group == self.home && self.doubt.is_empty()
+    }
+
+    /// How many of the blocks have names that are neither aliases nor own ones, up to the first.
+    pub(super) fn unknown(&self, blocks: &[Block]) -> usize {
+        if self.aliases.is_empty() && self.own.is_empty() {
+            return blocks.len();
+        }
+        let unknown = |block: &&Block| self.meant(EngineHash(block.name)).is_none();
+        blocks.iter().take_while(unknown).count()
     }
 
     /// The first group that is named becomes the home.
@@ -95,6 +108,44 @@ impl Holdings {
             return None;
         }
         self.own.get(&name).map(|own| own.place())
+    }
+
+    /// Where an own name or an alias of the rank is.
+    pub(super) fn meant(&self, name: EngineHash) -> Option<Place> {
+        self.own(name).or_else(|| self.aliases.find(name))
+    }
+
+    pub(super) fn find_alias(&self, name: EngineHash) -> Option<Place> {
+        self.aliases.find(name)
+    }
+
+    /// What the rank calls a block that is not owned, if not what the table says.
+    pub(super) fn alias(&self, place: Place) -> Option<EngineHash> {
+        self.aliases.of(place)
+    }
+
+    /// Gives consecutive blocks aliases, as far as they have none and the names are free; how many.
+    pub(super) fn add_aliases(
+        &mut self,
+        place: Place,
+        names: impl ExactSizeIterator<Item = u64>,
+    ) -> u16 {
+        self.aliases.insert(place, names.map(EngineHash))
+    }
+
+    pub(super) fn drop_alias(&mut self, place: Place) -> Option<EngineHash> {
+        if self.aliases.is_empty() {
+            return None;
+        }
+        self.aliases.remove(place)
+    }
+
+    /// Brings near what asking for names will touch.
+    pub(super) fn fetch(&self, names: impl Iterator<Item = u64>) {
+        if !self.aliases.is_empty() {
+            let touched = names.map(|name| self.aliases.touch(EngineHash(name)));
+            std::hint::black_box(touched.fold(0, |all, one| all ^ one));
+        }
     }
 
     /// Whether the names of the block are all own.
@@ -116,12 +167,10 @@ impl Holdings {
         found.map(|(name, _)| *name).into_iter().collect()
     }
 
-    /// All own names by block, for whoever asks for many.
+    /// All own names and aliases by block, for whoever asks for many.
     pub(super) fn names_by_place(&self) -> HashMap<Place, EngineHash> {
-        self.own
-            .iter()
-            .map(|(name, own)| (own.place(), *name))
-            .collect()
+        let own = self.own.iter().map(|(name, own)| (own.place(), *name));
+        own.chain(self.aliases.iter()).collect()
     }
 
     /// Makes `name` an own one of a block, without copies yet.

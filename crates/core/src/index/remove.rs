@@ -17,8 +17,14 @@ impl KvIndex {
         let mut run = None;
         let mut places = std::mem::take(&mut self.places);
         places.clear();
+        let rank = &self.held[slot.index()];
+        rank.fetch(names.iter().map(|name| name.0));
         self.chains.fetch(names.iter().map(|name| name.0));
-        places.extend(names.iter().map(|name| self.chains.named(name.0)));
+        let chains = &self.chains;
+        places.extend(names.iter().map(|name| {
+            let alias = rank.find_alias(*name);
+            alias.or_else(|| chains.named(name.0))
+        }));
         for (name, place) in names.iter().zip(&places) {
             removed += usize::from(self.remove_one(slot, at, *name, *place, &mut run));
         }
@@ -53,12 +59,7 @@ impl KvIndex {
             self.let_go(slot, at.tier, run);
         }
         // A name that comes twice may have gone with the first.
-        let is_there = |place: &Place| {
-            self.chains
-                .block(*place)
-                .is_some_and(|block| block.name == name.0)
-        };
-        let place = place.filter(is_there);
+        let place = place.filter(|place| self.plain_name(slot, *place) == Some(name));
         let rank = &mut self.held[slot.index()];
         let held = place.and_then(|place| Some((place, self.chains.holders(place)?)));
         if let Some((place, holders)) = held
@@ -69,7 +70,7 @@ impl KvIndex {
             if at.group == rank.home || doubtful {
                 rank.trust(place, at.tier);
                 let last = holders.tiers(slot).count() == 1;
-                self.count_names(slot, 0, usize::from(last));
+                self.count_plain(slot, place, last);
                 self.shrink(slot, at.tier, place, run);
                 return true;
             }
@@ -160,7 +161,7 @@ impl KvIndex {
             }
             return;
         }
-        self.count_names(slot, 0, 1);
+        self.count_plain(slot, place, true);
         self.take_bits(slot, place);
     }
 
@@ -185,8 +186,16 @@ impl KvIndex {
         };
         if holders.contains(tier, slot) {
             let last = holders.tiers(slot).count() == 1;
-            self.count_names(slot, 0, usize::from(last));
+            self.count_plain(slot, place, last);
             self.take_bit(slot, place, tier);
+        }
+    }
+
+    /// Notes that a block which is not owned goes from a tier; with the last one goes its name.
+    fn count_plain(&mut self, slot: RankSlot, place: Place, last: bool) {
+        if last {
+            self.held[slot.index()].drop_alias(place);
+            self.count_names(slot, 0, 1);
         }
     }
 

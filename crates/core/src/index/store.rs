@@ -63,8 +63,9 @@ impl KvIndex {
     ) -> Applied {
         let mut cursor = Cursor::default();
         if let Some(parent) = parent {
-            self.chains
-                .fetch(blocks.iter().map(|block| block.engine_hash.0));
+            let names = blocks.iter().map(|block| block.engine_hash.0);
+            self.held[source.slot.index()].fetch(names.clone());
+            self.chains.fetch(names);
             let Some(place) = self.resolve(source.slot, parent) else {
                 self.counts.unknown_parents += 1;
                 self.waiting.push(Orphan {
@@ -204,12 +205,13 @@ impl KvIndex {
         self.extend(source, place, 1, run);
         if !self.chains.name(place, first.name) {
             self.hold(source, run);
-            self.name_otherwise(source, EngineHash(first.name), place);
+            self.name_otherwise(source.slot, EngineHash(first.name), place);
             return (place, 1);
         }
         let room = self.counts.max_entries - self.counts.entries;
         let more = &incoming[1..incoming.len().min(room)];
-        let count = self.chains.append(place.strand, more);
+        let unknown = self.held[source.slot.index()].unknown(more);
+        let count = self.chains.append(place.strand, &more[..unknown]);
         let at = |offset| chains::at(place.strand, u16::from(place.offset) + offset);
         if count > 0 {
             self.extend(source, at(1), count, run);
@@ -217,38 +219,50 @@ impl KvIndex {
         (at(count), count + 1)
     }
 
-    /// How many of the blocks are known from `place` on under the same names, with the same holders,
-    /// and new to the rank; 0 if there is more to it.
+    /// How many of the blocks are known from `place` on, with the same holders, and new to the rank,
+    /// all under the names of the table or all under others, which become aliases; 0 if there is
+    /// more to it.
     fn take_known(&mut self, source: Source, place: Place, incoming: &[Block]) -> u16 {
         let rank = &mut self.held[source.slot.index()];
         if !rank.is_simple(source.at.group) {
             return 0;
         }
         let room = self.counts.max_entries - self.counts.entries.min(self.counts.max_entries);
-        let most = incoming.len().min(room);
-        self.chains
-            .strand(place.strand)
-            .same(place.offset, &incoming[..most], source.slot)
+        let incoming = &incoming[..incoming.len().min(room)];
+        let strand = self.chains.strand(place.strand);
+        let same = strand.same(place.offset, incoming, source.slot);
+        if same.named > 0 {
+            let unknown = rank.unknown(&incoming[..usize::from(same.named)]);
+            return u16::try_from(unknown).unwrap_or(0);
+        }
+        let is_free = |block: &&Block| {
+            rank.own(EngineHash(block.name)).is_none() && self.chains.named(block.name).is_none()
+        };
+        let others = &incoming[..usize::from(same.otherwise)];
+        let free = others.iter().take_while(is_free).count();
+        if free == 0 {
+            return 0;
+        }
+        rank.add_aliases(place, others[..free].iter().map(|block| block.name))
     }
 
     /// Whether a new block needs no more than its name in the table and a bit for the rank.
     fn is_usual(&mut self, source: Source, block: &Block) -> bool {
-        block.name != 0
-            && self.counts.entries < self.counts.max_entries
-            && self.held[source.slot.index()].is_simple(source.at.group)
+        block.name != 0 && self.counts.entries < self.counts.max_entries && {
+            let rank = &mut self.held[source.slot.index()];
+            rank.is_simple(source.at.group) && rank.unknown(std::slice::from_ref(block)) > 0
+        }
     }
 
     /// Gives a new block that the rank holds a name that means something else already.
-    fn name_otherwise(&mut self, source: Source, name: EngineHash, place: Place) {
-        let Source { slot, at, .. } = source;
+    fn name_otherwise(&mut self, slot: RankSlot, name: EngineHash, place: Place) {
         if let Some(before) = self.resolve(slot, name) {
             self.counts.renamed += 1;
             self.release(slot, name, before);
         }
         if !self.chains.name(place, name.0) {
-            let rank = &mut self.held[slot.index()];
-            rank.add_own(name, place, std::iter::empty());
-            rank.add_copy(name, at);
+            let added = self.held[slot.index()].add_aliases(place, [name.0].into_iter());
+            debug_assert_eq!(added, 1, "the name is not known, and the block is new");
         }
     }
 
@@ -311,7 +325,7 @@ impl KvIndex {
                     .block(place)
                     .is_some_and(|block| block.name == name.0)
         });
-        let before = match held.own(name) {
+        let before = match held.meant(name) {
             Some(place) => Some(place),
             None if named_here => None,
             None => {
@@ -354,7 +368,7 @@ impl KvIndex {
             self.confirm_block(source, name, place);
             return Taken::New;
         }
-        if rank.is_plain(at, name, place) && self.has_table_name(place, name) {
+        if rank.is_plain(at, name, place) && self.is_called(slot, name, place, held_any) {
             if !held_here {
                 self.extend(source, place, 1, run);
                 self.count_names(slot, usize::from(!held_any), 0);
@@ -384,6 +398,16 @@ impl KvIndex {
         }
     }
 
+    /// Whether `name` is what the rank calls the block; one that it does not hold gets it, if the
+    /// name is free.
+    fn is_called(&mut self, slot: RankSlot, name: EngineHash, place: Place, held: bool) -> bool {
+        if held {
+            return self.plain_name(slot, place) == Some(name);
+        }
+        let names = [name.0].into_iter();
+        self.has_table_name(place, name) || self.held[slot.index()].add_aliases(place, names) == 1
+    }
+
     /// Whether the table has `name` for the block; it gets it if both are free.
     fn has_table_name(&mut self, place: Place, name: EngineHash) -> bool {
         let current = self.chains.block(place).map_or(0, |block| block.name);
@@ -396,11 +420,10 @@ impl KvIndex {
     /// The rank itself says what was only believed: that is all it holds of the block in that tier.
     pub(super) fn confirm_block(&mut self, source: Source, name: EngineHash, place: Place) {
         let Source { slot, at, .. } = source;
-        let table_name = self.chains.block(place).map_or(0, |block| block.name);
+        let plain_name = self.plain_name(slot, place);
         let rank = &mut self.held[slot.index()];
         rank.trust(place, at.tier);
-        let is_plain = rank.is_plain(at, name, place) && table_name == name.0 && name.0 != 0;
-        if is_plain {
+        if rank.is_plain(at, name, place) && plain_name == Some(name) {
             return;
         }
         self.make_own(slot, place);

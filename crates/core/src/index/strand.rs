@@ -74,6 +74,13 @@ pub(super) struct Change {
     pub(super) holds: bool,
 }
 
+/// How many blocks from some place on are known: under the names they have, or under others.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Same {
+    pub(super) named: u16,
+    pub(super) otherwise: u16,
+}
+
 /// Blocks `from..to` of a strand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stretch {
@@ -251,22 +258,31 @@ impl Strand {
         asked.rev().any(|span| span.held.device.contains(slot))
     }
 
-    /// How many of `incoming` are the strand's blocks from `offset` on, names included, as far as
-    /// the holders are the same and `slot` is not among them.
-    pub(super) fn same(&self, offset: u8, incoming: &[Block], slot: RankSlot) -> u16 {
+    /// How many of `incoming` are the strand's blocks from `offset` on, as far as the holders are
+    /// the same and `slot` is not among them.
+    pub(super) fn same(&self, offset: u8, incoming: &[Block], slot: RankSlot) -> Same {
         let Some(span) = self.spans.get(self.span_at(u16::from(offset))) else {
-            return 0;
+            return Same::default();
         };
         if span.held.tiers(slot).next().is_some() {
-            return 0;
+            return Same::default();
         }
         let from = usize::from(u16::from(offset) - self.base);
         let to = usize::from(span.end - self.base);
-        let known = self.blocks[from..to].iter().zip(incoming);
-        let same = known.take_while(|(known, block)| {
+        let blocks = self.blocks[from..to].iter().zip(incoming);
+        let same = blocks.clone().take_while(|(known, block)| {
             known.sequence == block.sequence && known.name == block.name && known.name != 0
         });
-        length(same.count())
+        let otherwise = blocks.take_while(|(known, block)| {
+            known.sequence == block.sequence
+                && known.name != block.name
+                && known.name != 0
+                && block.name != 0
+        });
+        Same {
+            named: length(same.count()),
+            otherwise: length(otherwise.count()),
+        }
     }
 
     /// The first stretch from `from` to `to` that nobody holds.
