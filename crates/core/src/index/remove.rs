@@ -120,9 +120,12 @@ impl KvIndex {
     ) -> Applied {
         let mut known = 0;
         for (name, left) in copies {
+            let rank = &self.held[slot.index()];
             let held = self.resolve(slot, *name).filter(|place| {
                 let holders = self.chains.holders(*place);
+                // A block with several names may be held in the tier under another one.
                 holders.is_some_and(|holders| holders.contains(at.tier, slot))
+                    && (rank.own(*name).is_none() || rank.has_copy_in(*name, at.tier))
             });
             let Some(place) = held else {
                 known += usize::from(*left == 0 && self.remove_waiting(slot, at, *name));

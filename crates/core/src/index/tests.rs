@@ -434,6 +434,26 @@ fn a_block_that_waits_goes_when_no_copy_is_left_of_it() {
 }
 
 #[test]
+fn a_name_that_waits_for_one_tier_is_not_the_one_held_in_another() {
+    let mut index = index(&[WORKER]);
+    let [device, host] = [at(Tier::Device, 0), at(Tier::Host, 0)];
+    index.apply_at(WORKER, device, &stored(None, &[1]));
+    let second_name = KvEvent::Stored {
+        parent: None,
+        blocks: vec![StoredBlock {
+            engine_hash: EngineHash(20),
+            block_hash: BlockHash(1),
+        }],
+    };
+    index.apply_at(WORKER, host, &second_name);
+    index.apply_at(WORKER, device, &stored(Some(30), &[2]));
+    let copies = vec![(EngineHash(20), 0)];
+    index.apply_at(WORKER, device, &KvEvent::Remaining { copies });
+    assert_eq!(index.stats().waiting_events, 0);
+    assert_eq!(index.stats().entries, 2);
+}
+
+#[test]
 fn a_dump_leaves_what_the_engine_said_alone() {
     let mut index = index(&[WORKER]);
     index.apply(WORKER, &stored(None, &[1]));
