@@ -39,6 +39,12 @@ impl Aliases {
         self.by_strand.is_empty()
     }
 
+    /// Whether any block of a strand has a name here.
+    #[inline]
+    pub(super) fn has_row(&self, strand: u32) -> bool {
+        !self.is_empty() && self.by_strand.contains_key(&strand)
+    }
+
     /// Reads what asking for the name will read first, as [`Places::touch`] does.
     pub(super) fn touch(&self, name: EngineHash) -> u64 {
         self.places.touch(self.hash(name))
@@ -63,6 +69,17 @@ impl Aliases {
         let row = *self.by_strand.get(&place.strand)?;
         let name = self.rows[index(row)].get(place.offset);
         (name != 0).then_some(EngineHash(name))
+    }
+
+    /// The block before or behind `place`, if this is its name.
+    #[inline]
+    pub(super) fn beside(&self, place: Place, name: EngineHash) -> Option<Place> {
+        if name.0 == 0 {
+            return None;
+        }
+        let row = &self.rows[index(*self.by_strand.get(&place.strand)?)];
+        let is = |place: &Place| row.get(place.offset) == name.0;
+        place.neighbours().into_iter().flatten().find(is)
     }
 
     /// Names consecutive blocks from `place` on that have none, as far as the names are new; how many.

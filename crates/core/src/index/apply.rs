@@ -140,8 +140,7 @@ impl Run {
     }
 
     pub(super) fn contains(self, place: Place) -> bool {
-        let offset = u16::from(place.offset);
-        self.strand == place.strand && self.stretch.from <= offset && offset < self.stretch.to
+        self.strand == place.strand && self.stretch.contains(u16::from(place.offset))
     }
 }
 

@@ -70,6 +70,12 @@ impl Chains {
             .get(name, |place| is_named(&self.strands, place, name))
     }
 
+    /// The block before or behind `place`, if the table has it under a name.
+    pub(super) fn beside(&self, place: Place, name: u64) -> Option<Place> {
+        let is = |place: &Place| name != 0 && is_named(&self.strands, *place, name);
+        place.neighbours().into_iter().flatten().find(is)
+    }
+
     /// Where the block of `sequence` is, or belongs, behind `previous`.
     pub(super) fn next(&mut self, previous: Option<Place>, sequence: SequenceHash) -> Next {
         let mut append = None;

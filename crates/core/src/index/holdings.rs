@@ -115,6 +115,20 @@ impl Holdings {
         self.own(name).or_else(|| self.aliases.find(name))
     }
 
+    pub(super) fn has_aliases_in(&self, strand: u32) -> bool {
+        self.aliases.has_row(strand)
+    }
+
+    /// Whether all that the rank holds is one copy a tier under one name each, and not in doubt.
+    pub(super) fn is_clear(&self) -> bool {
+        self.own.is_empty() && self.doubt.is_empty()
+    }
+
+    /// The block before or behind `place`, if this is its alias.
+    pub(super) fn alias_beside(&self, place: Place, name: EngineHash) -> Option<Place> {
+        self.aliases.beside(place, name)
+    }
+
     pub(super) fn find_alias(&self, name: EngineHash) -> Option<Place> {
         self.aliases.find(name)
     }

@@ -1,10 +1,21 @@
 //! Takes copies from ranks, and blocks from them with the last one; it stores nothing.
 
 use super::apply::{Run, count};
-use super::strand::{Change, Place};
+use super::holdings::Holdings;
+use super::strand::{Change, Place, Stretch};
 use super::{Applied, KvIndex, Placement, Tier};
 use crate::hash::EngineHash;
 use crate::ranks::RankSlot;
+
+/// Where a block was found, and what holds of those around it.
+#[derive(Clone, Copy, Debug)]
+struct Near {
+    place: Place,
+    /// Whether the rank calls any block of the strand otherwise than the table.
+    has_aliases: bool,
+    /// Blocks around that the rank holds.
+    held: Stretch,
+}
 
 impl KvIndex {
     pub(super) fn remove(
@@ -13,20 +24,16 @@ impl KvIndex {
         at: Placement,
         names: &[EngineHash],
     ) -> Applied {
-        let mut removed = 0;
-        let mut run = None;
         let mut places = std::mem::take(&mut self.places);
-        places.clear();
-        let rank = &self.held[slot.index()];
-        rank.fetch(names.iter().map(|name| name.0));
-        self.chains.fetch(names.iter().map(|name| name.0));
-        let chains = &self.chains;
-        places.extend(names.iter().map(|name| {
-            let alias = rank.find_alias(*name);
-            alias.or_else(|| chains.named(name.0))
-        }));
-        for (name, place) in names.iter().zip(&places) {
-            removed += usize::from(self.remove_one(slot, at, *name, *place, &mut run));
+        self.find_all(slot, names, &mut places);
+        let (mut removed, mut done, mut run) = (0, 0, None);
+        while let (Some(name), Some(place)) = (names.get(done), places.get(done)) {
+            let count = self.remove_row(slot, at, &names[done..], &places[done..], &mut run);
+            removed += count;
+            if count == 0 {
+                removed += usize::from(self.remove_one(slot, at, *name, *place, &mut run));
+            }
+            done += count.max(1);
         }
         self.places = places;
         self.let_go(slot, at.tier, &mut run);
@@ -37,6 +44,112 @@ impl KvIndex {
             blocks: removed,
             unknown,
         }
+    }
+
+    /// What the rank, or else the table, means by each name, own ones aside. Names in a row are those
+    /// of blocks in a row more often than not: that is tried first.
+    fn find_all(&self, slot: RankSlot, names: &[EngineHash], places: &mut Vec<Option<Place>>) {
+        places.clear();
+        let rank = &self.held[slot.index()];
+        let raw = names.iter().map(|name| name.0);
+        self.chains.fetch(raw.clone());
+        let mut near = None;
+        for (at, name) in names.iter().enumerate() {
+            let beside = near.and_then(|near| self.beside(near, rank, *name));
+            if let (Some(near), Some(place)) = (&mut near, beside) {
+                *near = Near { place, ..*near };
+                places.push(beside);
+                continue;
+            }
+            if at < 2 {
+                rank.fetch(raw.clone().skip(at));
+            }
+            let place = rank.find_alias(*name).or_else(|| self.chains.named(name.0));
+            near = place.map(|place| self.near(slot, place)).or(near);
+            places.push(place);
+        }
+    }
+
+    fn near(&self, slot: RankSlot, place: Place) -> Near {
+        let rank = &self.held[slot.index()];
+        let held = self.chains.strand(place.strand).span(place.offset);
+        let held = held.filter(|(_, holders)| holders.tiers(slot).next().is_some());
+        Near {
+            place,
+            has_aliases: rank.has_aliases_in(place.strand),
+            held: held.map_or(Stretch { from: 0, to: 0 }, |(span, _)| span),
+        }
+    }
+
+    /// The block before or behind one, if the rank calls it `name`.
+    fn beside(&self, near: Near, rank: &Holdings, name: EngineHash) -> Option<Place> {
+        if near.has_aliases {
+            return rank.alias_beside(near.place, name);
+        }
+        let is_implied =
+            |place: &Place| near.held.contains(u16::from(place.offset)) && !rank.is_owned(*place);
+        let beside = self.chains.beside(near.place, name.0);
+        beside.filter(is_implied)
+    }
+
+    /// Removes the leading blocks that are in a row, held in this tier alone, by one copy each; how
+    /// many. 0 if there is more to it.
+    fn remove_row(
+        &mut self,
+        slot: RankSlot,
+        at: Placement,
+        names: &[EngineHash],
+        places: &[Option<Place>],
+        run: &mut Option<Run>,
+    ) -> usize {
+        let rank = &self.held[slot.index()];
+        let Some(&Some(first)) = places.first() else {
+            return 0;
+        };
+        if at.group != rank.home || !rank.is_clear() {
+            return 0;
+        }
+        let Some((span, holders)) = self.chains.strand(first.strand).span(first.offset) else {
+            return 0;
+        };
+        if !holders.tiers(slot).eq([at.tier]) {
+            return 0;
+        }
+        let has_aliases = rank.has_aliases_in(first.strand);
+        let mut row = Run::one(first).stretch;
+        let mut count = 0;
+        for (name, place) in names.iter().zip(places) {
+            let Some(place) = place.filter(|place| place.strand == first.strand) else {
+                break;
+            };
+            let offset = u16::from(place.offset);
+            let is_called = !has_aliases || self.plain_name(slot, place) == Some(*name);
+            if !is_called || !span.contains(offset) || run.is_some_and(|run| run.contains(place)) {
+                break;
+            }
+            if count > 0 && !row.grow(offset) {
+                break;
+            }
+            count += 1;
+        }
+        if count > 0 {
+            if has_aliases {
+                self.forget_names(slot, &places[..count]);
+            } else {
+                self.count_names(slot, 0, count);
+            }
+            self.shrink(slot, at.tier, first.strand, row, run);
+        }
+        count
+    }
+
+    /// Forgets what the rank calls blocks that are not owned and that it no longer holds.
+    fn forget_names(&mut self, slot: RankSlot, places: &[Option<Place>]) {
+        let rank = &mut self.held[slot.index()];
+        for place in places.iter().flatten() {
+            rank.drop_alias(*place);
+        }
+        self.count_names(slot, 0, places.len());
     }
 
     fn remove_one(
@@ -70,8 +183,10 @@ impl KvIndex {
             if at.group == rank.home || doubtful {
                 rank.trust(place, at.tier);
                 let last = holders.tiers(slot).count() == 1;
-                self.count_plain(slot, place, last);
-                self.shrink(slot, at.tier, place, run);
+                if last {
+                    self.forget_names(slot, &[Some(place)]);
+                }
+                self.shrink(slot, at.tier, place.strand, Run::one(place).stretch, run);
                 return true;
             }
         }
@@ -164,7 +279,7 @@ impl KvIndex {
             }
             return;
         }
-        self.count_plain(slot, place, true);
+        self.forget_names(slot, &[Some(place)]);
         self.take_bits(slot, place);
     }
 
@@ -189,16 +304,10 @@ impl KvIndex {
         };
         if holders.contains(tier, slot) {
             let last = holders.tiers(slot).count() == 1;
-            self.count_plain(slot, place, last);
+            if last {
+                self.forget_names(slot, &[Some(place)]);
+            }
             self.take_bit(slot, place, tier);
-        }
-    }
-
-    /// Notes that a block which is not owned goes from a tier; with the last one goes its name.
-    fn count_plain(&mut self, slot: RankSlot, place: Place, last: bool) {
-        if last {
-            self.held[slot.index()].drop_alias(place);
-            self.count_names(slot, 0, 1);
         }
     }
 
@@ -214,30 +323,39 @@ impl KvIndex {
     fn take_bit(&mut self, slot: RankSlot, place: Place, tier: Tier) {
         self.held[slot.index()].trust(place, tier);
         let mut run = None;
-        self.shrink(slot, tier, place, &mut run);
+        self.shrink(slot, tier, place.strand, Run::one(place).stretch, &mut run);
         self.let_go(slot, tier, &mut run);
     }
 
-    /// Adds a block to the run of those that lose their holder together.
-    fn shrink(&mut self, slot: RankSlot, tier: Tier, place: Place, run: &mut Option<Run>) {
+    /// Adds blocks to the run of those that lose their holder together.
+    fn shrink(
+        &mut self,
+        slot: RankSlot,
+        tier: Tier,
+        strand: u32,
+        row: Stretch,
+        run: &mut Option<Run>,
+    ) {
         if tier != Tier::Device {
-            self.below_device -= 1;
+            self.below_device -= usize::from(row.to - row.from);
         }
-        let offset = u16::from(place.offset);
         if let Some(run) = run
-            && run.strand == place.strand
+            && run.strand == strand
         {
-            if run.stretch.to == offset {
-                run.stretch.to += 1;
+            if run.stretch.to == row.from {
+                run.stretch.to = row.to;
                 return;
             }
-            if run.stretch.from == offset + 1 {
-                run.stretch.from = offset;
+            if run.stretch.from == row.to {
+                run.stretch.from = row.from;
                 return;
             }
         }
         self.let_go(slot, tier, run);
-        *run = Some(Run::one(place));
+        *run = Some(Run {
+            strand,
+            stretch: row,
+        });
     }
 
     fn let_go(&mut self, slot: RankSlot, tier: Tier, run: &mut Option<Run>) {

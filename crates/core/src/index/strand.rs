@@ -28,6 +28,12 @@ impl Place {
         strand: u32::MAX,
         offset: 0,
     };
+
+    /// The places before and behind in the strand, if there may be blocks.
+    pub(super) fn neighbours(self) -> [Option<Self>; 2] {
+        let at = |offset| Self { offset, ..self };
+        [self.offset.checked_sub(1), self.offset.checked_add(1)].map(|offset| offset.map(at))
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -86,6 +92,24 @@ pub(super) struct Same {
 pub(super) struct Stretch {
     pub(super) from: u16,
     pub(super) to: u16,
+}
+
+impl Stretch {
+    pub(super) fn contains(self, offset: u16) -> bool {
+        self.from <= offset && offset < self.to
+    }
+
+    /// Takes in an offset right before or behind; false if it is neither.
+    pub(super) fn grow(&mut self, offset: u16) -> bool {
+        if offset == self.to {
+            self.to += 1;
+        } else if offset + 1 == self.from {
+            self.from = offset;
+        } else {
+            return false;
+        }
+        true
+    }
 }
 
 impl Holders {
@@ -238,12 +262,19 @@ impl Strand {
     }
 
     pub(super) fn holders(&self, offset: u8) -> Option<&Holders> {
+        Some(self.span(offset)?.1)
+    }
+
+    /// The blocks around an offset that have the same holders.
+    pub(super) fn span(&self, offset: u8) -> Option<(Stretch, &Holders)> {
         let offset = u16::from(offset);
         if offset < self.base {
             return None;
         }
-        let span = self.spans.get(self.span_at(offset))?;
-        Some(&span.held)
+        let at = self.span_at(offset);
+        let Span { end, held } = self.spans.get(at)?;
+        let (from, to) = (self.start(at), *end);
+        Some((Stretch { from, to }, held))
     }
 
     pub(super) fn holds_any(&self, slot: RankSlot) -> bool {
