@@ -126,6 +126,14 @@ impl RankSet {
             Self::Many(words) if index(slot.0 / WORD_BITS) < words.len() => {
                 words[index(slot.0 / WORD_BITS)] |= bit(slot.0);
             }
+            _ if self.len() < FEW => {
+                let (mut slots, mut len) = ([slot.0; FEW], 1);
+                self.for_each(|member| {
+                    slots[len] = member.0;
+                    len += 1;
+                });
+                *self = Self::of(&slots[..len]);
+            }
             _ => {
                 let mut slots: Vec<u32> = Vec::with_capacity(self.len() + 1);
                 self.for_each(|member| slots.push(member.0));
