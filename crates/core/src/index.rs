@@ -14,6 +14,7 @@ mod apply;
 mod chains;
 mod doubt;
 mod dump;
+mod few;
 mod holdings;
 mod names;
 mod places;

@@ -175,8 +175,16 @@ impl Chains {
             self.hold(id, stretch, change);
             return;
         }
-        self.strands[index(id)].change(stretch, change);
-        self.forget(id, stretch);
+        let strand = &mut self.strands[index(id)];
+        if strand.ends_with(stretch, change) {
+            self.unname(id, stretch);
+            self.trim(id, Some(stretch.from));
+            return;
+        }
+        strand.change(stretch, change);
+        if self.unname_holes(id, stretch) {
+            self.trim(id, None);
+        }
     }
 
     fn hold(&mut self, id: u32, stretch: Stretch, change: Change) {
@@ -206,42 +214,41 @@ impl Chains {
         }
         strand.remove_rank(slot);
         for stretch in held {
-            self.unname(id, stretch);
+            self.unname_holes(id, stretch);
         }
-        self.trim(id);
+        self.trim(id, None);
         below
     }
 
-    fn forget(&mut self, id: u32, stretch: Stretch) {
-        if self.unname(id, stretch) {
-            self.trim(id);
-        }
-    }
-
     /// Takes the names of what nobody in `stretch` holds any more; all of it was held before.
-    fn unname(&mut self, id: u32, stretch: Stretch) -> bool {
-        let strand = &mut self.strands[index(id)];
+    fn unname_holes(&mut self, id: u32, stretch: Stretch) -> bool {
         let Stretch { mut from, to } = stretch;
         let mut any = false;
-        while let Some(hole) = strand.hole(from, to) {
+        while let Some(hole) = self.strands[index(id)].hole(from, to) {
             any = true;
             from = hole.to;
-            self.blocks -= usize::from(hole.to - hole.from);
-            for offset in hole.from..hole.to {
-                let place = at(id, offset);
-                let name = strand.get(offset).map_or(0, |block| block.name);
-                if name != 0 {
-                    self.names.remove(name, place);
-                    strand.set_name(place.offset, 0);
-                }
-            }
+            self.unname(id, hole);
         }
         any
     }
 
-    fn trim(&mut self, id: u32) {
+    fn unname(&mut self, id: u32, hole: Stretch) {
+        self.blocks -= usize::from(hole.to - hole.from);
+        for (offset, block) in (hole.from..).zip(self.strands[index(id)].blocks_mut(hole)) {
+            if block.name != 0 {
+                self.names.remove(block.name, at(id, offset));
+                block.name = 0;
+            }
+        }
+    }
+
+    /// Drops blocks that nobody holds at both ends of a strand, and all from `end` on.
+    fn trim(&mut self, id: u32, end: Option<u16>) {
         let strand = &mut self.strands[index(id)];
         let Some(first) = strand.first() else { return };
+        if let Some(end) = end {
+            strand.cut(end);
+        }
         let moved = strand.trim();
         if !moved && !strand.is_empty() {
             return;

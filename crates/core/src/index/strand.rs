@@ -3,6 +3,7 @@
 //! Sequence hashes are chained, so two chains that agree at one block agree at all before it: how
 //! far a prompt follows a run is found by probing, not by comparing block after block.
 
+use super::few::Few;
 use crate::hash::{BlockHash, SequenceHash};
 use crate::ranks::{RankSet, RankSlot};
 use crate::tier::Tier;
@@ -55,7 +56,7 @@ pub(super) struct Strand {
     base: u16,
     blocks: Vec<Block>,
     /// Ascending; together they cover all blocks, and neighbours differ.
-    spans: Vec<Span>,
+    spans: Few<Span>,
 }
 
 /// Blocks up to `end` that have the same holders.
@@ -165,6 +166,15 @@ impl Holders {
             })
     }
 
+    /// Whether this is what `change` makes of no holders.
+    fn is_only(&self, change: Change) -> bool {
+        Tier::ALL.into_iter().all(|tier| {
+            let count = self.get(tier).map_or(0, RankSet::len);
+            let expected = tier == change.tier && change.holds;
+            count == usize::from(expected) && (!expected || self.contains(change.tier, change.slot))
+        })
+    }
+
     fn equals(&self, other: &Self) -> bool {
         Tier::ALL
             .into_iter()
@@ -192,6 +202,11 @@ impl Strand {
 
     pub(super) fn get(&self, offset: u16) -> Option<&Block> {
         self.blocks.get(usize::from(offset.checked_sub(self.base)?))
+    }
+
+    pub(super) fn blocks_mut(&mut self, stretch: Stretch) -> &mut [Block] {
+        let [from, to] = [stretch.from, stretch.to].map(|offset| usize::from(offset - self.base));
+        &mut self.blocks[from..to]
     }
 
     pub(super) fn set_name(&mut self, offset: u8, name: u64) {
@@ -380,20 +395,22 @@ impl Strand {
                 held: Holders::default(),
             });
         }
-        let mut held = Holders::default();
-        held.apply(change);
         match self.spans.last_mut() {
-            Some(last) if last.held.equals(&held) => last.end = stretch.to,
-            _ => self.spans.push(Span {
-                end: stretch.to,
-                held,
-            }),
+            Some(last) if last.held.is_only(change) => last.end = stretch.to,
+            _ => {
+                let mut held = Holders::default();
+                held.apply(change);
+                self.spans.push(Span {
+                    end: stretch.to,
+                    held,
+                });
+            }
         }
     }
 
     /// Takes one rank out of all tiers of all blocks.
     pub(super) fn remove_rank(&mut self, slot: RankSlot) {
-        for span in &mut self.spans {
+        for span in &mut *self.spans {
             let tiers: Vec<_> = span.held.tiers(slot).collect();
             for tier in tiers {
                 span.held.apply(Change {
@@ -406,15 +423,41 @@ impl Strand {
         self.merge(0, self.spans.len());
     }
 
+    /// Whether the strand ends with `stretch`, and nobody holds it once `change` is made.
+    pub(super) fn ends_with(&self, stretch: Stretch, change: Change) -> bool {
+        let Some(last) = self.spans.len().checked_sub(1) else {
+            return false;
+        };
+        let before = Change {
+            holds: true,
+            ..change
+        };
+        !change.holds
+            && self.start(last) <= stretch.from
+            && self.spans[last].end == stretch.to
+            && self.spans[last].held.is_only(before)
+    }
+
+    /// Drops the blocks from `end` on, all of the last span.
+    pub(super) fn cut(&mut self, end: u16) {
+        let last = self.spans.len() - 1;
+        if self.start(last) < end {
+            self.spans[last].end = end;
+        } else {
+            self.spans.remove(last);
+        }
+        self.blocks.truncate(usize::from(end - self.base));
+    }
+
     /// Drops blocks at both ends that nobody holds; true if the first block changed.
     pub(super) fn trim(&mut self) -> bool {
         if self.spans.last().is_some_and(|span| span.held.is_empty()) {
-            self.spans.pop();
+            self.spans.remove(self.spans.len() - 1);
             let end = self.spans.last().map_or(self.base, |span| span.end);
             self.blocks.truncate(usize::from(end - self.base));
-            if self.blocks.capacity() > 2 * self.blocks.len() + 8 {
-                self.blocks.shrink_to(self.blocks.len());
-            }
+        }
+        if self.blocks.capacity() > 2 * self.blocks.len() + 8 {
+            self.blocks.shrink_to(self.blocks.len());
         }
         let holes = match self.spans.first() {
             Some(first) if first.held.is_empty() => first.end - self.base,
