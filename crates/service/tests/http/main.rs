@@ -60,6 +60,7 @@ mod inspection;
 mod lifecycle;
 mod manners;
 mod pending;
+mod pki;
 mod refusals;
 mod replay;
 mod replicas;

@@ -1,6 +1,5 @@
 //! Tokens, TLS and mutual TLS over real sockets.
 
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
@@ -8,7 +7,6 @@ use hyper::Method;
 use pointsman_plugin::{KvRouterConfig, RouterPluginRegistry, WorkerType};
 use pointsman_service::SelectionServiceBuilder;
 use pointsman_service::http::{self, Access, Config, Server, ServerConfig, TlsFiles, Tokens};
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
@@ -17,6 +15,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_util::sync::CancellationToken;
 
+use crate::pki::Pki;
 use crate::rig::{Rig, asking, worker};
 
 const WRITE: &[(&str, &str)] = &[
@@ -65,57 +64,24 @@ async fn read_only_access_changes_nothing() {
     assert_eq!(rig.get("/workers").await.status, 200);
 }
 
-/// A CA and what it signed, in files of their own.
-struct Pki {
-    directory: PathBuf,
-}
-
-impl Pki {
-    fn new(name: &str) -> Self {
-        let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
-        std::fs::create_dir_all(&directory).unwrap();
-        let pki = Self { directory };
-        let mut ca = CertificateParams::new(vec![]).unwrap();
-        ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let issuer = CertifiedIssuer::self_signed(ca, KeyPair::generate().unwrap()).unwrap();
-        pki.write("ca.pem", &issuer.pem());
-        for of in ["server", "client"] {
-            let key = KeyPair::generate().unwrap();
-            let params = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
-            let signed = params.signed_by(&key, &issuer).unwrap();
-            pki.write(&format!("{of}.pem"), &signed.pem());
-            pki.write(&format!("{of}.key"), &key.serialize_pem());
-        }
-        pki
-    }
-
-    fn write(&self, file: &str, text: &str) {
-        std::fs::write(self.directory.join(file), text).unwrap();
-    }
-
-    fn file(&self, name: &str) -> PathBuf {
-        self.directory.join(name)
-    }
-
-    fn connector(&self, with_certificate: bool) -> TlsConnector {
-        let mut roots = RootCertStore::empty();
-        roots
-            .add(CertificateDer::from_pem_file(self.file("ca.pem")).unwrap())
-            .unwrap();
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let builder = ClientConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
-            .unwrap()
-            .with_root_certificates(roots);
-        let config = if with_certificate {
-            let chain = vec![CertificateDer::from_pem_file(self.file("client.pem")).unwrap()];
-            let key = PrivateKeyDer::from_pem_file(self.file("client.key")).unwrap();
-            builder.with_client_auth_cert(chain, key).unwrap()
-        } else {
-            builder.with_no_client_auth()
-        };
-        TlsConnector::from(Arc::new(config))
-    }
+fn connector(pki: &Pki, with_certificate: bool) -> TlsConnector {
+    let mut roots = RootCertStore::empty();
+    roots
+        .add(CertificateDer::from_pem_file(pki.file("ca.pem")).unwrap())
+        .unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots);
+    let config = if with_certificate {
+        let chain = vec![CertificateDer::from_pem_file(pki.file("client.pem")).unwrap()];
+        let key = PrivateKeyDer::from_pem_file(pki.file("client.key")).unwrap();
+        builder.with_client_auth_cert(chain, key).unwrap()
+    } else {
+        builder.with_no_client_auth()
+    };
+    TlsConnector::from(Arc::new(config))
 }
 
 async fn health(
@@ -157,7 +123,7 @@ async fn tls_serves_whoever_trusts_the_certificate() {
         client_ca: None,
     };
     let address = serve(files, &stop).await;
-    let answer = health(address, &pki.connector(false)).await.unwrap();
+    let answer = health(address, &connector(&pki, false)).await.unwrap();
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     stop.cancel();
 }
@@ -171,9 +137,9 @@ async fn mutual_tls_lets_in_only_clients_of_its_ca() {
         client_ca: Some(pki.file("ca.pem")),
     };
     let address = serve(files, &stop).await;
-    let answer = health(address, &pki.connector(true)).await.unwrap();
+    let answer = health(address, &connector(&pki, true)).await.unwrap();
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
-    assert!(health(address, &pki.connector(false)).await.is_err());
+    assert!(health(address, &connector(&pki, false)).await.is_err());
     stop.cancel();
 }
 
