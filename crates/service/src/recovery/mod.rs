@@ -164,8 +164,8 @@ impl IndexerPeers {
                 }
                 Err(error) => {
                     recovery.metrics.asked(PeerOutcome::Failed);
-                    let cause = std::error::Error::source(&error).map(ToString::to_string);
-                    warn!(%peer, %error, cause, "a peer's index cannot be had");
+                    let reason = error.reason();
+                    warn!(%peer, reason, "a peer's index cannot be had");
                     continue;
                 }
             };

@@ -3,6 +3,7 @@
 //! Every wait is bounded, no redirect is followed, and what arrives is never kept whole: it is read
 //! on a thread that may wait, through a channel of a few pieces.
 
+use std::error::Error as _;
 use std::fmt;
 use std::io::{self, Read};
 use std::sync::Arc;
@@ -76,6 +77,23 @@ pub(super) enum PeerError {
     Dump(#[source] Bad),
     #[error("reading the answer panicked")]
     Reader(#[source] tokio::task::JoinError),
+}
+
+impl PeerError {
+    /// What went wrong, with all that caused it: a handshake fails deep down.
+    pub(super) fn reason(&self) -> String {
+        let mut reason = self.to_string();
+        let mut cause = self.source();
+        while let Some(error) = cause {
+            // Some errors repeat their cause in their own text.
+            let said = error.to_string();
+            if !reason.contains(&said) {
+                reason = format!("{reason}: {said}");
+            }
+            cause = error.source();
+        }
+        reason
+    }
 }
 
 impl fmt::Display for PeerUrl {

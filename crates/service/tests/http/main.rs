@@ -61,6 +61,7 @@ mod lifecycle;
 mod manners;
 mod pending;
 mod pki;
+mod recovery;
 mod refusals;
 mod replay;
 mod replicas;
