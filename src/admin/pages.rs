@@ -72,6 +72,10 @@ pub(super) async fn ready(State(shown): State<Shown>) -> Response {
             !state.source_read,
             "the worker source has not been read yet",
         ),
+        (
+            state.recovering,
+            "the index is being taken over from a peer",
+        ),
         (state.schedulable == 0, "no worker is schedulable"),
     ];
     let reasons: Vec<_> = causes

@@ -2,6 +2,7 @@
 
 mod plan;
 mod select_service;
+mod service;
 mod signals;
 mod threads;
 
@@ -12,9 +13,8 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 use pointsman_plugin::plugins::RouterPluginRegistry;
-use pointsman_plugin::plugins::worker_selection::WorkerType;
 use pointsman_service::http::{self, Access, TokenFile};
-use pointsman_service::{SelectionService, SelectionServiceBuilder, WorkersFile};
+use pointsman_service::{SelectionService, WorkersFile};
 use prometheus_client::registry::Registry;
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -162,11 +162,17 @@ impl Running {
             settings,
             registry,
             tokenizer,
+            recovery,
             ..
         } = plan;
         let mut metrics = telemetry::registry();
         tokenizer.metrics().register(&mut metrics);
-        let service = selection_service(&settings, registry, &mut metrics).await?;
+        let built = service::builder(&settings, registry, recovery, &mut metrics)
+            .default_model(settings.model_name.clone())
+            .require_ip_endpoints(true)
+            .build()
+            .await;
+        let service = built.context("cannot start the selection service")?;
         let stopping = CancellationToken::new();
         let stop = CancellationToken::new();
         let guard = stop.clone().drop_guard();
@@ -229,40 +235,6 @@ impl Running {
                 Err(_) => warn!("a task of the picker did not stop in time"),
             }
         }
-    }
-}
-
-async fn selection_service(
-    settings: &Settings,
-    registry: RouterPluginRegistry,
-    metrics: &mut Registry,
-) -> anyhow::Result<SelectionService> {
-    let builder =
-        SelectionServiceBuilder::new(settings.router.clone(), WorkerType::Aggregated, registry)
-            .default_model(settings.model_name.clone())
-            .default_block_size(settings.block_size)
-            .predicted_blocks_per_rank(settings.predicted_blocks_per_rank)
-            .max_index_entries(settings.max_index_entries)
-            .shared_cache(settings.shared_cache.config())
-            .events(settings.events.clone())
-            .cache_audit(settings.cache_audit)
-            .require_ip_endpoints(true)
-            .selection_cache(settings.selection.pending)
-            .reservations(settings.selection.reservations)
-            .metrics(metrics.sub_registry_with_prefix("pointsman"));
-    let builder = with_replicas(builder, &settings.selection);
-    let built = builder.build().await;
-    built.context("cannot start the selection service")
-}
-
-/// Shares load with other replicas, where that is asked for.
-fn with_replicas(
-    builder: SelectionServiceBuilder,
-    selection: &Selection,
-) -> SelectionServiceBuilder {
-    match &selection.replica_sync {
-        Some(sync) => builder.replica_sync(sync.port, sync.peers.clone()),
-        None => builder,
     }
 }
 

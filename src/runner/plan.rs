@@ -5,8 +5,9 @@ use std::fmt;
 
 use pointsman_plugin::plugins::worker_selection::WorkerType;
 use pointsman_plugin::plugins::{ResolvedPolicy, RouterPluginRegistry};
-use pointsman_service::WorkersFile;
+use pointsman_service::{RecoveryConfig, WorkersFile};
 
+use super::service;
 use crate::config::{Settings, document};
 use crate::serve::Security;
 use crate::tokenize::Tokenizer;
@@ -16,6 +17,7 @@ pub(super) struct Plan {
     pub(super) settings: Settings,
     pub(super) registry: RouterPluginRegistry,
     pub(super) tokenizer: Tokenizer,
+    pub(super) recovery: RecoveryConfig,
     policy: ResolvedPolicy,
     workers: usize,
 }
@@ -55,15 +57,19 @@ impl Plan {
             .and_then(|registry| policy(&settings, registry).map_err(&mut note).ok());
         let workers = workers(&settings).map_err(&mut note).ok();
         let tokenizer = tokenizer(&settings).map_err(&mut note).ok();
+        let recovery = service::recovery(&settings.selection)
+            .map_err(&mut note)
+            .ok();
         mistakes.extend(more(&settings));
-        match (registry, policy, workers, tokenizer) {
-            (Some(registry), Some(policy), Some(workers), Some(tokenizer))
+        match (registry, policy, workers, tokenizer, recovery) {
+            (Some(registry), Some(policy), Some(workers), Some(tokenizer), Some(recovery))
                 if mistakes.is_empty() =>
             {
                 Ok(Self {
                     settings,
                     registry,
                     tokenizer,
+                    recovery,
                     policy,
                     workers,
                 })
@@ -104,6 +110,10 @@ impl fmt::Display for Plan {
         match &settings.tokenizer.dir {
             Some(dir) => writeln!(f, "  tokenizer  {}", dir.display())?,
             None => writeln!(f, "  tokenizer  none: text prompts would be routed by load")?,
+        }
+        let peers = &settings.selection.recovery.peers;
+        if !peers.is_empty() {
+            writeln!(f, "  index      at start from {}", peers.join(", "))?;
         }
         let security = match settings.serve.security {
             Security::SelfSigned => "TLS, self-signed",

@@ -8,17 +8,17 @@ use std::sync::Arc;
 use anyhow::{Context as _, bail};
 use clap::Args;
 use pointsman_plugin::plugins::RouterPluginRegistry;
-use pointsman_plugin::plugins::worker_selection::WorkerType;
+use pointsman_service::RecoveryConfig;
 use pointsman_service::http::{self, Access, Server, ServerConfig, TlsFiles, TokenFile};
-use pointsman_service::{PeerTls, RecoveryConfig, SelectionServiceBuilder};
 use tokio::runtime::Builder;
 use tokio::task::spawn_blocking;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::plan::{self, Refused};
+use super::service;
 use super::signals::Signals;
-use crate::config::{Selection, Settings, document};
+use crate::config::{Selection, Settings};
 use crate::telemetry;
 
 /// Every flag stands for a setting and wins over its variable, which is named with it.
@@ -94,6 +94,7 @@ impl Flags {
 struct Checked {
     settings: Settings,
     registry: RouterPluginRegistry,
+    recovery: RecoveryConfig,
     files: Files,
 }
 
@@ -101,10 +102,9 @@ struct Checked {
 struct Files {
     tls: Option<TlsFiles>,
     tokens: Option<TokenFile>,
-    recovery: RecoveryConfig,
 }
 
-/// What is wrong with the files of these settings.
+/// What is wrong with the files that only this subcommand reads.
 pub(super) fn mistakes(settings: &Settings) -> Vec<String> {
     Files::read(&settings.selection).err().unwrap_or_default()
 }
@@ -143,12 +143,16 @@ impl Checked {
         if let Some(Err(mistake)) = policy {
             note(mistake);
         }
+        let recovery = service::recovery(&settings.selection)
+            .map_err(&mut note)
+            .ok();
         let files = Files::read(&settings.selection);
         let files = files.map_err(|wrong| mistakes.extend(wrong)).ok();
-        match (registry, files) {
-            (Some(registry), Some(files)) if mistakes.is_empty() => Ok(Self {
+        match (registry, recovery, files) {
+            (Some(registry), Some(recovery), Some(files)) if mistakes.is_empty() => Ok(Self {
                 settings,
                 registry,
+                recovery,
                 files,
             }),
             _ => Err(Refused(mistakes)),
@@ -164,47 +168,11 @@ impl Files {
         let file = selection.tokens_file.as_deref();
         let tokens = file.map(TokenFile::open).transpose();
         let tokens = tokens.map_err(|error| note(plan::chain(&error))).ok();
-        let recovery = recovery(selection).map_err(&mut note).ok();
-        match (tls, tokens, recovery) {
-            (Some(tls), Some(tokens), Some(recovery)) => Ok(Self {
-                tls,
-                tokens,
-                recovery,
-            }),
+        match (tls, tokens) {
+            (Some(tls), Some(tokens)) => Ok(Self { tls, tokens }),
             _ => Err(mistakes),
         }
     }
-}
-
-/// How peers are asked for their index. They are shown this service's own certificate.
-fn recovery(selection: &Selection) -> Result<RecoveryConfig, String> {
-    let settings = &selection.recovery;
-    let token = settings.token_file.as_deref().map(|file| {
-        let read = document::read(file);
-        read.map(|text| text.trim().to_owned()).map_err(|error| {
-            format!(
-                "POINTSMAN_INDEXER_PEERS_TOKEN_FILE: {}",
-                plan::chain(&error)
-            )
-        })
-    });
-    let own = selection.tls_certificate.as_deref();
-    let own = own.zip(selection.tls_key.as_deref());
-    let tls = settings.ca.as_deref().map(|ca| {
-        PeerTls::read(ca, own)
-            .map_err(|error| format!("POINTSMAN_INDEXER_PEERS_CA: {}", plan::chain(&error)))
-    });
-    let config = RecoveryConfig {
-        token: token.transpose()?,
-        tls: tls.transpose()?,
-        max_time: settings.max_time,
-        max_bytes: settings.max_bytes,
-        max_blocks: settings.max_blocks,
-        ..RecoveryConfig::default()
-    };
-    let checked = config.check(&settings.peers);
-    checked.map_err(|error| format!("POINTSMAN_INDEXER_PEERS: {}", plan::chain(&error)))?;
-    Ok(config)
 }
 
 /// A certificate needs its key, and clients can be asked for theirs only over TLS.
@@ -235,11 +203,8 @@ async fn serve(checked: Checked) -> anyhow::Result<()> {
     let Checked {
         settings,
         registry,
-        files: Files {
-            tls,
-            tokens,
-            recovery,
-        },
+        recovery,
+        files: Files { tls, tokens },
     } = checked;
     let selection = &settings.selection;
     let version = env!("CARGO_PKG_VERSION");
@@ -247,20 +212,8 @@ async fn serve(checked: Checked) -> anyhow::Result<()> {
     warn_of_exposure(selection, tokens.as_ref(), tls.as_ref())?;
     let signals = Signals::install().context("cannot handle signals")?;
     let mut metrics = telemetry::registry();
-    let builder =
-        SelectionServiceBuilder::new(settings.router.clone(), WorkerType::Aggregated, registry)
-            .default_block_size(settings.block_size)
-            .predicted_blocks_per_rank(settings.predicted_blocks_per_rank)
-            .max_index_entries(settings.max_index_entries)
-            .shared_cache(settings.shared_cache.config())
-            .events(settings.events.clone())
-            .cache_audit(settings.cache_audit)
-            .selection_cache(selection.pending)
-            .reservations(selection.reservations)
-            .indexer_peers(selection.recovery.peers.clone())
-            .recovery(recovery)
-            .metrics(metrics.sub_registry_with_prefix("pointsman"));
-    let built = super::with_replicas(builder, selection).build().await;
+    let builder = service::builder(&settings, registry, recovery, &mut metrics);
+    let built = builder.build().await;
     let service = built.context("cannot start the selection service")?;
     let server = Server::bind(ServerConfig {
         tls,

@@ -65,11 +65,11 @@ impl Health {
     }
 
     fn is_ready(&self) -> bool {
-        let source_read = {
+        let is_settled = {
             let state = self.state.borrow();
-            state.source_read && !state.stopping
+            state.source_read && !state.recovering && !state.stopping
         };
-        source_read && *self.serving.borrow()
+        is_settled && *self.serving.borrow()
     }
 
     /// Now, and at each change.

@@ -170,16 +170,22 @@ async fn every_health_name_serves_on_both_ports() {
 }
 
 #[tokio::test]
-async fn before_the_source_is_read_only_liveness_serves() {
+async fn before_the_source_is_read_and_while_peers_are_asked_only_liveness_serves() {
     let house = open(&config());
-    house.state.send_replace(ServiceState::default());
     let channel = channel(house.server.health_addr()).await;
-    for name in READY_NAMES {
-        let status = health_of(channel.clone(), name).await;
-        assert_eq!(status, Ok(ServingStatus::NotServing), "{name}");
+    let recovering = ServiceState {
+        recovering: true,
+        ..ready()
+    };
+    for state in [ServiceState::default(), recovering] {
+        house.state.send_replace(state);
+        for name in READY_NAMES {
+            let status = health_of(channel.clone(), name).await;
+            assert_eq!(status, Ok(ServingStatus::NotServing), "{name}, {state:?}");
+        }
+        let liveness = health_of(channel.clone(), "liveness").await;
+        assert_eq!(liveness, Ok(ServingStatus::Serving));
     }
-    let liveness = health_of(channel, "liveness").await;
-    assert_eq!(liveness, Ok(ServingStatus::Serving));
 }
 
 #[tokio::test]

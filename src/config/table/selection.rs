@@ -23,7 +23,7 @@ pub(super) const SELECTION: &[Setting] = &[
         "POINTSMAN_INDEXER_PEERS",
         Text,
         "",
-        "HTTP URLs, separated by commas, whose `/dump` fills the index at start; the first that answers counts. Flag `--indexer-peers`.",
+        "HTTP URLs, separated by commas, whose `/dump` fills the index at start, the picker's too; the first that answers counts. Flag `--indexer-peers`.",
     ),
     used(
         "selection.indexer_peers_token_file",
@@ -47,7 +47,7 @@ pub(super) const SELECTION: &[Setting] = &[
             max: DAY_SECONDS,
         },
         "30",
-        "Longest time at start for asking those peers; `/ready` is 503 until then.",
+        "Longest time at start for asking those peers; `/ready` is 503, and the picker's gRPC health `NOT_SERVING`, until then.",
     ),
     used(
         "selection.recovery_max_bytes",
