@@ -165,6 +165,9 @@ struct PartitionLoads {
     model_name: String,
     routing_group: String,
     loads: Vec<RankLoad>,
+    /// Ranks that left, until their requests end.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    leaving: Vec<RankLoad>,
     pending_count: u64,
     pending_isl_tokens: u64,
 }
@@ -178,6 +181,18 @@ struct RankLoad {
     active_requests: u64,
 }
 
+impl RankLoad {
+    fn of(load: &pointsman_core::RankLoad) -> Self {
+        Self {
+            worker_id: load.worker.worker_id,
+            dp_rank: load.worker.dp_rank,
+            potential_prefill_tokens: load.active_prefill_tokens,
+            potential_decode_blocks: load.decode_blocks,
+            active_requests: load.active_requests,
+        }
+    }
+}
+
 pub(super) async fn loads(State(shown): State<Shown>, RawQuery(query): RawQuery) -> Response {
     let wanted = Wanted::from_query(query.as_deref());
     let partitions: Vec<PartitionLoads> = shown
@@ -188,17 +203,8 @@ pub(super) async fn loads(State(shown): State<Shown>, RawQuery(query): RawQuery)
         .map(|partition| PartitionLoads {
             model_name: partition.id.model_name,
             routing_group: partition.id.routing_group,
-            loads: partition
-                .loads
-                .into_iter()
-                .map(|load| RankLoad {
-                    worker_id: load.worker.worker_id,
-                    dp_rank: load.worker.dp_rank,
-                    potential_prefill_tokens: load.active_prefill_tokens,
-                    potential_decode_blocks: load.decode_blocks,
-                    active_requests: load.active_requests,
-                })
-                .collect(),
+            loads: partition.loads.iter().map(RankLoad::of).collect(),
+            leaving: partition.leaving.iter().map(RankLoad::of).collect(),
             // Nothing waits for a turn so far.
             pending_count: 0,
             pending_isl_tokens: 0,

@@ -33,6 +33,6 @@ pub use predictions::PredictionStats;
 pub use ranks::RankSlot;
 pub use reservation::{ChargeHandle, Reservation, ReservationId};
 pub use selection::{
-    CacheForecast, Prompt, RankLoad, Reserved, RoutingConstraints, SelectError, Selection,
+    CacheForecast, Charged, Prompt, RankLoad, Reserved, RoutingConstraints, SelectError, Selection,
     SelectionRequest,
 };

@@ -5,8 +5,8 @@
 //! are its alone. Sums are wider than anything that can be added to them, so what was charged is
 //! taken off exactly, whatever sizes clients claim; only what is read out is clamped.
 //!
-//! A rank that left keeps its books, unseen, until the last request on it ends: if it returns
-//! meanwhile, its load is still true.
+//! A rank that left keeps its books, unseen by decisions, until the last request on it ends: if it
+//! returns meanwhile, its load is still true.
 
 mod runs;
 
@@ -144,12 +144,22 @@ impl LoadBook {
 
     /// The load of all present ranks, in order.
     pub(crate) fn loads(&self) -> Vec<RankLoad> {
+        self.loads_where(|book| book.present)
+    }
+
+    /// The load of the ranks that left and still have requests, in order.
+    pub(crate) fn leaving(&self) -> Vec<RankLoad> {
+        self.loads_where(|book| !book.present && book.requests > 0)
+    }
+
+    fn loads_where(&self, is_wanted: impl Fn(&RankBook) -> bool) -> Vec<RankLoad> {
         let mut loads: Vec<_> = self
             .ranks
             .workers()
-            .filter(|(_, slot)| self.books[slot.index()].present)
-            .map(|(worker, slot)| {
-                let load = self.books[slot.index()].load();
+            .map(|(worker, slot)| (worker, &self.books[slot.index()]))
+            .filter(|(_, book)| is_wanted(book))
+            .map(|(worker, book)| {
+                let load = book.load();
                 RankLoad {
                     worker,
                     active_prefill_tokens: load.prefill_tokens,

@@ -177,6 +177,15 @@ pub struct RankLoad {
     pub active_requests: u64,
 }
 
+/// What is charged in a partition at one moment, in order of worker and rank.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Charged {
+    /// Every rank that may be selected.
+    pub ranks: Vec<RankLoad>,
+    /// Ranks that left, until their requests end.
+    pub leaving: Vec<RankLoad>,
+}
+
 /// Why a request was not placed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use pointsman_core::{
-    Partition, PartitionId, RankLoad, ReservationId, SelectError, Selection, SelectionRequest,
+    Charged, Partition, PartitionId, RankLoad, ReservationId, SelectError, Selection,
+    SelectionRequest,
 };
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, watch};
@@ -115,7 +116,10 @@ pub struct Reserved {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PartitionLoads {
     pub id: PartitionId,
+    /// Of every rank that may be selected.
     pub loads: Vec<RankLoad>,
+    /// Of ranks whose worker was removed, moved or put out of service, until their requests end.
+    pub leaving: Vec<RankLoad>,
 }
 
 /// How far a rank's event stream has been applied.
@@ -229,9 +233,13 @@ impl SelectionService {
         let snapshot = self.shared.published.load();
         let partitions = snapshot.partitions.iter();
         partitions
-            .map(|(id, partition)| PartitionLoads {
-                id: id.clone(),
-                loads: partition.loads(),
+            .map(|(id, partition)| {
+                let Charged { ranks, leaving } = partition.charged();
+                PartitionLoads {
+                    id: id.clone(),
+                    loads: ranks,
+                    leaving,
+                }
             })
             .collect()
     }

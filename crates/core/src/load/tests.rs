@@ -254,6 +254,33 @@ fn prompt(random: &mut impl Rng) -> Vec<u64> {
         .collect()
 }
 
+fn check_loads(
+    book: &LoadBook,
+    entries: &BTreeMap<String, Entry>,
+    present: &BTreeSet<WorkerWithDpRank>,
+    step: u64,
+) {
+    let loads = book.loads();
+    assert_eq!(loads.len(), present.len(), "step {step}");
+    let leaving = book.leaving();
+    let left: BTreeSet<_> = entries.values().map(|entry| entry.worker).collect();
+    assert_eq!(
+        leaving.len(),
+        left.difference(present).count(),
+        "step {step}"
+    );
+    for load in loads.into_iter().chain(leaving) {
+        let RankLoad {
+            active_prefill_tokens,
+            decode_blocks,
+            active_requests,
+            worker,
+        } = load;
+        let books = (active_prefill_tokens, decode_blocks, active_requests);
+        assert_eq!(books, expected(entries, worker), "step {step}");
+    }
+}
+
 #[test]
 fn the_books_agree_with_naive_ones() {
     let mut random = seeded("books");
@@ -324,18 +351,7 @@ fn the_books_agree_with_naive_ones() {
                 }
             }
         }
-        let loads = book.loads();
-        assert_eq!(loads.len(), present.len(), "step {step}");
-        for load in loads {
-            let RankLoad {
-                active_prefill_tokens,
-                decode_blocks,
-                active_requests,
-                worker,
-            } = load;
-            let books = (active_prefill_tokens, decode_blocks, active_requests);
-            assert_eq!(books, expected(&entries, worker), "step {step}");
-        }
+        check_loads(&book, &entries, &present, step);
         assert_eq!(book.held(), entries.len());
         book.prompts.checked_count();
         let asked = prompt(&mut random);

@@ -35,7 +35,7 @@ use crate::load::LoadBook;
 use crate::policy::{Blueprint, PolicyHost};
 use crate::predictions::{DEFAULT_CAPACITY, PredictionStats, Predictions};
 use crate::ranks::RankSlot;
-use crate::selection::RankLoad;
+use crate::selection::{Charged, RankLoad};
 
 pub use inspect::{PotentialLoad, PromptOverlap, RankOverlap};
 pub use workers::WorkerEntry;
@@ -280,6 +280,15 @@ impl Partition {
     /// What is charged to each rank, in order of worker and rank.
     pub fn loads(&self) -> Vec<RankLoad> {
         lock(&self.load).loads()
+    }
+
+    /// The same, with the ranks that left.
+    pub fn charged(&self) -> Charged {
+        let book = lock(&self.load);
+        Charged {
+            ranks: book.loads(),
+            leaving: book.leaving(),
+        }
     }
 
     pub fn stats(&self) -> PartitionStats {

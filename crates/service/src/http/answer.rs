@@ -124,6 +124,9 @@ pub(super) struct LoadsAnswer<'a> {
     model_name: &'a str,
     routing_group: &'a str,
     loads: Vec<LoadAnswer>,
+    /// Ranks whose worker was removed, moved or put out of service, until their requests end; left out where there are none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    leaving: Vec<LoadAnswer>,
     /// Requests that wait to be selected.
     pending_count: u64,
     pending_isl_tokens: u64,
@@ -303,6 +306,7 @@ impl<'a> LoadsAnswer<'a> {
             model_name: &partition.id.model_name,
             routing_group: &partition.id.routing_group,
             loads: partition.loads.iter().map(LoadAnswer::active).collect(),
+            leaving: partition.leaving.iter().map(LoadAnswer::active).collect(),
             pending_count: 0,
             pending_isl_tokens: 0,
         }

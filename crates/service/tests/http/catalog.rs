@@ -57,6 +57,46 @@ async fn null_clears_and_a_model_moves_the_worker() {
     assert_eq!(rig.totals().await, (0, 0));
 }
 
+/// What `/loads` says of a model: ranks that may be selected with their requests, and ranks that left.
+async fn listed(rig: &Rig, model: &str) -> [Vec<(u64, u64)>; 2] {
+    let loads = rig.get(&format!("/loads?model_name={model}")).await.body;
+    ["loads", "leaving"].map(|list| {
+        let rows = loads[0][list].as_array().cloned().unwrap_or_default();
+        let number = |row: &Value, field: &str| row[field].as_u64().unwrap();
+        let row = |row: &Value| (number(row, "worker_id"), number(row, "active_requests"));
+        rows.iter().map(row).collect()
+    })
+}
+
+#[tokio::test]
+async fn load_of_a_moved_worker_is_listed_as_leaving_until_it_is_freed() {
+    let rig = Rig::with_workers(1..=1).await;
+    for id in ["x", "y"] {
+        rig.post("/select_and_reserve", asking(json!({"selection_id": id})))
+            .await;
+    }
+    rig.patch("/workers/1", json!({"model_name": "n"})).await;
+    assert_eq!(listed(&rig, "m").await, [vec![], vec![(1, 2)]]);
+    assert_eq!(listed(&rig, "n").await, [vec![(1, 0)], vec![]]);
+    let complete = rig
+        .post("/reservations/x/prefill_complete", json!({}))
+        .await;
+    assert_eq!(complete.status, 200);
+    assert_eq!(rig.delete("/reservations/x").await.status, 200);
+    assert_eq!(listed(&rig, "m").await, [vec![], vec![(1, 1)]]);
+    rig.patch("/workers/1", json!({"model_name": "m"})).await;
+    assert_eq!(listed(&rig, "m").await, [vec![(1, 1)], vec![]]);
+    rig.patch("/workers/1", json!({"endpoint": null})).await;
+    assert_eq!(listed(&rig, "m").await, [vec![], vec![(1, 1)]]);
+    assert_eq!(rig.delete("/workers/1").await.status, 200);
+    assert_eq!(
+        listed(&rig, "m").await,
+        [vec![], vec![]],
+        "its load goes at once"
+    );
+    assert_eq!(rig.delete("/reservations/y").await.status, 200);
+}
+
 #[tokio::test]
 async fn a_patch_that_is_wrong_names_the_field_and_changes_nothing() {
     let rig = Rig::with_workers(1..=1).await;
