@@ -30,7 +30,7 @@ use crate::ranks::{RankSlot, RankTable};
 
 pub use crate::overlaps::Overlaps;
 pub use crate::tier::{Placement, Tier};
-pub use dump::DumpedRun;
+pub use dump::{DumpedRun, RankDump};
 
 use chains::Chains;
 use holdings::Holdings;

@@ -181,10 +181,14 @@ impl Holdings {
         found.map(|(name, _)| *name).into_iter().collect()
     }
 
-    /// All own names and aliases by block, for whoever asks for many.
+    /// Own names with their blocks, for whoever asks for many.
+    pub(super) fn own_by_place(&self) -> impl Iterator<Item = (Place, EngineHash)> {
+        self.own.iter().map(|(name, own)| (own.place(), *name))
+    }
+
+    /// The same with the aliases.
     pub(super) fn names_by_place(&self) -> HashMap<Place, EngineHash> {
-        let own = self.own.iter().map(|(name, own)| (own.place(), *name));
-        own.chain(self.aliases.iter()).collect()
+        self.own_by_place().chain(self.aliases.iter()).collect()
     }
 
     /// Makes `name` an own one of a block, without copies yet.
@@ -349,9 +353,14 @@ impl Holdings {
         }
     }
 
-    /// Strands that the rank may hold something of, ascending, once each.
+    /// Strands that the rank may hold something of, in no order and some several times.
+    pub(super) fn listed_strands(&self) -> Vec<u32> {
+        self.strands.ids.clone()
+    }
+
+    /// The same, ascending, once each.
     pub(super) fn strands(&self) -> Vec<u32> {
-        let mut ids = self.strands.ids.clone();
+        let mut ids = self.listed_strands();
         ids.sort_unstable();
         ids.dedup();
         ids

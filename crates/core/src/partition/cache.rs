@@ -7,7 +7,7 @@ use pointsman_plugin::WorkerWithDpRank;
 
 use super::Partition;
 use crate::hash::{EngineHash, SequenceHash};
-use crate::index::{Applied, DumpedRun, KvEvent, Placement};
+use crate::index::{Applied, DumpedRun, KvEvent, Placement, RankDump};
 use crate::overlaps::Overlaps;
 use crate::selection::SelectionRequest;
 
@@ -95,10 +95,18 @@ impl Partition {
         indexed.discounts.get(&worker).copied().unwrap_or(1.0)
     }
 
-    /// Visits what a rank holds, in the order in which it can be told to others: tier by tier,
-    /// parents before children. How many blocks had to be left out.
-    pub fn dump_rank(&self, worker: WorkerWithDpRank, visit: impl FnMut(DumpedRun<'_>)) -> usize {
-        self.read_index().kv.dump_rank(worker, visit)
+    /// Visits the next part of what a rank holds, about `max_blocks` blocks, in the order in which it
+    /// can be told to others: tier by tier, parents before children. True as long as there may be
+    /// more. Events wait for a part, so whoever takes the next one does something else before.
+    pub fn dump_part(
+        &self,
+        dump: &mut RankDump,
+        max_blocks: usize,
+        visit: impl FnMut(DumpedRun<'_>),
+    ) -> bool {
+        dump.arrange();
+        self.read_index().kv.dump_part(dump, max_blocks, visit);
+        !dump.is_done()
     }
 
     /// Whether what is routed is believed in for a while.

@@ -1,28 +1,35 @@
-//! Copies what one rank holds, so that it can be told without holding the index; it writes nothing.
+//! Copies a part of what one rank holds, so that it can be told without holding the index; it writes nothing.
 
 use std::ops::Range;
 
 use pointsman_core::Partition;
 use pointsman_core::hash::EngineHash;
-use pointsman_core::index::{StoredBlock, Tier};
-use pointsman_plugin::WorkerWithDpRank;
+use pointsman_core::index::{RankDump, StoredBlock, Tier};
 
-/// Which tiers are wanted: the device's are told before all others.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Tiers {
-    Device,
-    BelowDevice,
-}
+/// What is told of all ranks before the rest.
+pub(super) const DEVICE: &[Tier] = &[Tier::Device];
+pub(super) const BELOW_DEVICE: &[Tier] = &[Tier::Host, Tier::Disk, Tier::External];
+/// Blocks that are copied while events wait.
+const PART_BLOCKS: usize = 4096;
 
-/// One rank's blocks of some tiers, parents before children.
+/// Some blocks of one rank, parents before children.
 #[derive(Debug, Default)]
 pub(super) struct RankCopy {
     runs: Vec<CopiedRun>,
     blocks: Vec<StoredBlock>,
-    /// Whether the rank holds blocks in tiers that were not wanted.
-    pub(super) has_more: bool,
-    /// Blocks of any tier whose place cannot be told.
-    pub(super) left_out: usize,
+    pub(super) rest: Rest,
+}
+
+/// What comes after a part.
+#[derive(Debug)]
+pub(super) enum Rest {
+    More(Box<RankDump>),
+    Done {
+        /// Whether the rank holds blocks in tiers that were not wanted.
+        has_others: bool,
+        /// Blocks whose place could not be told.
+        left_out: usize,
+    },
 }
 
 #[derive(Debug)]
@@ -40,22 +47,30 @@ pub(super) struct Run<'a> {
     pub(super) blocks: &'a [StoredBlock],
 }
 
-impl Tiers {
-    fn contain(self, tier: Tier) -> bool {
-        (tier == Tier::Device) == (self == Self::Device)
+impl Default for Rest {
+    fn default() -> Self {
+        Self::Done {
+            has_others: false,
+            left_out: 0,
+        }
     }
 }
 
 impl RankCopy {
-    pub(super) fn of(partition: &Partition, worker: WorkerWithDpRank, tiers: Tiers) -> Self {
+    /// The next part.
+    pub(super) fn next(partition: &Partition, mut dump: RankDump) -> Self {
         let mut copy = Self::default();
-        copy.left_out = partition.dump_rank(worker, |run| {
-            if tiers.contain(run.tier) {
-                copy.add(run.tier, run.parent, run.blocks);
-            } else {
-                copy.has_more = true;
-            }
+        let has_more = partition.dump_part(&mut dump, PART_BLOCKS, |run| {
+            copy.add(run.tier, run.parent, run.blocks);
         });
+        copy.rest = if has_more {
+            Rest::More(Box::new(dump))
+        } else {
+            Rest::Done {
+                has_others: dump.has_others(),
+                left_out: dump.left_out(),
+            }
+        };
         copy
     }
 

@@ -1,7 +1,7 @@
 //! Tells the whole index to whoever wants to start with it, in the published format of `/dump`.
 //!
-//! It never holds more than one rank's blocks, and no lock while it writes or waits: a rank is copied
-//! in one go, written in pieces, and forgotten. It reads no dump.
+//! It never holds more than a part of one rank's blocks, and no lock while it writes or waits: a part is
+//! copied, written, and forgotten before the next, so that events wait for one part at most. It reads no dump.
 
 mod copy;
 mod write;
@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures::Stream;
+use pointsman_core::index::RankDump;
 use pointsman_core::{Partition, PartitionId};
 use pointsman_plugin::WorkerWithDpRank;
 use tokio::sync::{Semaphore, mpsc};
@@ -24,7 +25,7 @@ use crate::events::RankProgress;
 use crate::service::SelectionService;
 use crate::workers::Snapshot;
 
-use copy::{RankCopy, Tiers};
+use copy::RankCopy;
 use write::{Outlet, write};
 
 /// Dumps under way at once; one more is refused.
@@ -85,7 +86,7 @@ impl SelectionService {
         let (sender, pieces) = mpsc::channel(PIECES_AHEAD);
         tokio::spawn(async move {
             let mut outlet = Outlet::new(sender, READER_PATIENCE);
-            if write(entries, copy_rank, &mut outlet).await.is_err() {
+            if write(entries, copy_part, &mut outlet).await.is_err() {
                 tracing::debug!("the reader of a dump went away");
             }
             drop(turn);
@@ -101,13 +102,10 @@ pub(crate) fn turns() -> Arc<Semaphore> {
     Arc::new(Semaphore::new(MAX_DUMPS))
 }
 
-/// Copies away from the threads that serve: a large rank takes its time.
-async fn copy_rank(
-    partition: Arc<Partition>,
-    worker: WorkerWithDpRank,
-    tiers: Tiers,
-) -> Result<RankCopy, RankUnreadable> {
-    let copied = spawn_blocking(move || RankCopy::of(&partition, worker, tiers)).await;
+/// Copies away from the threads that serve.
+async fn copy_part(partition: Arc<Partition>, dump: RankDump) -> Result<RankCopy, RankUnreadable> {
+    let worker = dump.worker();
+    let copied = spawn_blocking(move || RankCopy::next(&partition, dump)).await;
     copied.map_err(|error| {
         warn!(worker_id = worker.worker_id, dp_rank = worker.dp_rank, %error, "cannot copy a rank for a dump");
         RankUnreadable(worker)

@@ -10,12 +10,12 @@ use std::time::Duration;
 use bytes::Bytes;
 use pointsman_core::Partition;
 use pointsman_core::hash::EngineHash;
-use pointsman_core::index::{StoredBlock, Tier};
+use pointsman_core::index::{RankDump, StoredBlock, Tier};
 use pointsman_plugin::WorkerWithDpRank;
 use serde_json::json;
 use tokio::sync::mpsc;
 
-use super::copy::{RankCopy, Run, Tiers};
+use super::copy::{BELOW_DEVICE, DEVICE, RankCopy, Rest, Run};
 use super::{Entry, Piece, Rank, RankUnreadable};
 
 /// A piece is sent when it is this long.
@@ -41,10 +41,10 @@ struct Events<'a> {
     written: u64,
 }
 
-/// Writes all of it. `copy` reads one rank.
+/// Writes all of it. `copy` reads the next part of one rank.
 pub(super) async fn write<F>(
     entries: Vec<Entry>,
-    copy: impl Fn(Arc<Partition>, WorkerWithDpRank, Tiers) -> F,
+    copy: impl Fn(Arc<Partition>, RankDump) -> F,
     outlet: &mut Outlet,
 ) -> Result<(), ReaderGone>
 where
@@ -74,7 +74,7 @@ struct Told {
 /// be told. Either way the next entry is not touched by it.
 async fn write_entry<F>(
     entry: &Entry,
-    copy: &impl Fn(Arc<Partition>, WorkerWithDpRank, Tiers) -> F,
+    copy: &impl Fn(Arc<Partition>, RankDump) -> F,
     outlet: &mut Outlet,
 ) -> Result<(), ReaderGone>
 where
@@ -82,9 +82,9 @@ where
 {
     // Numbers first: what is copied later is at least as new.
     let watermarks: Vec<_> = entry.ranks.iter().filter_map(Rank::watermark).collect();
-    let read = |worker, tiers| copy(Arc::clone(&entry.partition), worker, tiers);
+    let read = |dump| copy(Arc::clone(&entry.partition), dump);
     let first = match entry.ranks.first() {
-        Some(rank) => Some(read(rank.worker, Tiers::Device).await),
+        Some(rank) => Some(read(RankDump::new(rank.worker, DEVICE)).await),
         None => None,
     };
     if let Some(Err(error)) = first {
@@ -119,7 +119,7 @@ where
 async fn write_events<F>(
     ranks: &[Rank],
     mut first: Option<Result<RankCopy, RankUnreadable>>,
-    read: &impl Fn(WorkerWithDpRank, Tiers) -> F,
+    read: &impl Fn(RankDump) -> F,
     outlet: &mut Outlet,
 ) -> Result<Told, ReaderGone>
 where
@@ -129,28 +129,26 @@ where
     let mut told = Told::default();
     let mut below = Vec::new();
     for rank in ranks {
-        let copied = match first.take() {
-            Some(copied) => copied,
-            None => read(rank.worker, Tiers::Device).await,
+        let part = match first.take() {
+            Some(part) => part,
+            None => read(RankDump::new(rank.worker, DEVICE)).await,
         };
-        match copied {
-            Ok(copied) => {
-                events.tell(rank.worker, &copied).await?;
-                told.left_out += copied.left_out;
-                if copied.has_more {
-                    below.push(rank.worker);
-                }
-            }
-            Err(error) => told.failed = Some(error),
+        if events.tell_all(rank.worker, part, read, &mut told).await? == Others::Held {
+            below.push(rank.worker);
         }
     }
     for worker in below {
-        match read(worker, Tiers::BelowDevice).await {
-            Ok(copied) => events.tell(worker, &copied).await?,
-            Err(error) => told.failed = Some(error),
-        }
+        let part = read(RankDump::new(worker, BELOW_DEVICE)).await;
+        events.tell_all(worker, part, read, &mut told).await?;
     }
     Ok(told)
+}
+
+/// Whether a rank holds something in tiers that were not told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Others {
+    Held,
+    None,
 }
 
 impl Rank {
@@ -170,6 +168,43 @@ impl Rank {
 }
 
 impl Events<'_> {
+    /// Tells this part of a rank, and then the others. One that cannot be read ends it.
+    async fn tell_all<F>(
+        &mut self,
+        worker: WorkerWithDpRank,
+        mut part: Result<RankCopy, RankUnreadable>,
+        read: &impl Fn(RankDump) -> F,
+        told: &mut Told,
+    ) -> Result<Others, ReaderGone>
+    where
+        F: Future<Output = Result<RankCopy, RankUnreadable>>,
+    {
+        loop {
+            let copied = match part {
+                Ok(copied) => copied,
+                Err(error) => {
+                    told.failed = Some(error);
+                    return Ok(Others::None);
+                }
+            };
+            self.tell(worker, &copied).await?;
+            match copied.rest {
+                Rest::More(dump) => part = read(*dump).await,
+                Rest::Done {
+                    has_others,
+                    left_out,
+                } => {
+                    told.left_out += left_out;
+                    return Ok(if has_others {
+                        Others::Held
+                    } else {
+                        Others::None
+                    });
+                }
+            }
+        }
+    }
+
     async fn tell(
         &mut self,
         worker: WorkerWithDpRank,

@@ -512,13 +512,17 @@ fn check_dump(index: &KvIndex, models: &BTreeMap<WorkerWithDpRank, Naive>, rando
     let mut copy = KvIndex::default();
     for worker in models.keys() {
         copy.add_rank(*worker);
-        index.dump_rank(*worker, |run| {
-            let event = KvEvent::Stored {
-                parent: run.parent,
-                blocks: run.blocks.to_vec(),
-            };
-            copy.apply_unconfirmed(run.worker, run.tier.into(), &event);
-        });
+        let mut dump = RankDump::new(*worker, &Tier::ALL);
+        while !dump.is_done() {
+            dump.arrange();
+            index.dump_part(&mut dump, random.random_range(1..40), |run| {
+                let event = KvEvent::Stored {
+                    parent: run.parent,
+                    blocks: run.blocks.to_vec(),
+                };
+                copy.apply_unconfirmed(run.worker, run.tier.into(), &event);
+            });
+        }
     }
     for (worker, model) in models {
         let prompt: Chain = (0..random.random_range(0..9))

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::*;
-use crate::index::{Placement, Tier};
+use crate::index::{DumpedRun, Placement, RankDump, Tier};
 use crate::selection::CacheForecast;
 
 /// Lets `worker` hold blocks `from..to` of a prompt in a tier.
@@ -244,14 +244,16 @@ fn a_dumped_partition_is_believed_until_it_is_doubted_too_long() {
     hold(&source, rank(1, 1), Tier::Device, &prompt(), 0..6);
     hold(&source, rank(1, 1), Tier::Host, &prompt(), 6..8);
     let copy = partition();
-    let left_out = source.dump_rank(rank(1, 1), |run| {
+    let mut dump = RankDump::new(rank(1, 1), &Tier::ALL);
+    let tell = |run: DumpedRun<'_>| {
         let event = KvEvent::Stored {
             parent: run.parent,
             blocks: run.blocks.to_vec(),
         };
         copy.apply_unconfirmed(run.worker, run.tier.into(), &event);
-    });
-    assert_eq!(left_out, 0);
+    };
+    while source.dump_part(&mut dump, 1, tell) {}
+    assert_eq!(dump.left_out(), 0);
     assert_eq!(copy.doubted(rank(1, 1)), 8);
     let selection = select(&copy, &tokens(prompt()));
     assert_eq!(

@@ -39,19 +39,19 @@ fn blocks(names: std::ops::Range<u64>) -> Vec<StoredBlock> {
 }
 
 /// Device blocks named after the worker, one block of host memory behind them; worker 13 fails.
-async fn copy(
-    _: Arc<Partition>,
-    worker: WorkerWithDpRank,
-    tiers: Tiers,
-) -> Result<RankCopy, RankUnreadable> {
+async fn copy(_: Arc<Partition>, dump: RankDump) -> Result<RankCopy, RankUnreadable> {
+    let worker = dump.worker();
     let name = worker.worker_id * 10;
     let mut copy = RankCopy::default();
     if worker.worker_id == 13 {
         return Err(RankUnreadable(worker));
     }
-    if tiers == Tiers::Device {
+    if dump.tiers() == DEVICE {
         copy.add(Tier::Device, None, &blocks(name..name + 2));
-        copy.has_more = true;
+        copy.rest = Rest::Done {
+            has_others: true,
+            left_out: 0,
+        };
     } else {
         let parent = Some(EngineHash(name + 1));
         copy.add(Tier::Host, parent, &blocks(name + 2..name + 3));
@@ -140,7 +140,7 @@ async fn a_partition_without_workers_has_no_events() {
 
 #[tokio::test]
 async fn a_long_run_is_told_in_events_that_follow_each_other() {
-    let long = |_, _, _| async {
+    let long = |_, _| async {
         let mut copy = RankCopy::default();
         copy.add(Tier::Device, None, &blocks(0..2500));
         Ok(copy)

@@ -1,7 +1,7 @@
 use std::num::NonZeroU32;
 
 use pointsman_core::hash::{BlockHash, EngineHash};
-use pointsman_core::index::{StoredBlock, Tier};
+use pointsman_core::index::{DumpedRun, RankDump, StoredBlock, Tier};
 use pointsman_core::{PartitionConfig, WorkerEntry};
 use pointsman_plugin::{KvRouterConfig, RouterPluginRegistry, WorkerType};
 
@@ -65,10 +65,15 @@ fn store(name: u64) -> KvEvent {
 /// Names of the blocks that the rank is taken to hold.
 fn held(partition: &Partition) -> Vec<u64> {
     let mut names = Vec::new();
-    partition.dump_rank(WORKER, |run| {
+    dump(partition, |run| {
         names.extend(run.blocks.iter().map(|block| block.engine_hash.0));
     });
     names
+}
+
+fn dump(partition: &Partition, mut visit: impl FnMut(DumpedRun<'_>)) {
+    let mut dump = RankDump::new(WORKER, &Tier::ALL);
+    while partition.dump_part(&mut dump, 1, &mut visit) {}
 }
 
 #[test]
@@ -169,7 +174,7 @@ fn all_tiers_are_given_where_they_were() {
     recovery.finish(ranks, now);
     recovery.claim(&partition, WORKER).unwrap().believe();
     let mut told = Vec::new();
-    partition.dump_rank(WORKER, |run| {
+    dump(&partition, |run| {
         told.push((
             run.tier,
             run.parent.map(|parent| parent.0),
