@@ -131,7 +131,7 @@ impl ReserveCall {
 
 /// The `decay_fraction` of an output block; the body may be missing.
 pub(super) fn decay_fraction(body: &Bytes) -> Result<Option<f64>, Refusal> {
-    if body.is_empty() {
+    if is_absent(body) {
         return Ok(None);
     }
     let object = Object::parse(body, &[])?;
@@ -145,11 +145,16 @@ pub(super) fn decay_fraction(body: &Bytes) -> Result<Option<f64>, Refusal> {
 
 /// The `cached_tokens` that an engine reports when the prompt is computed; the body may be missing.
 pub(super) fn cached_tokens(body: &Bytes) -> Result<Option<u64>, Refusal> {
-    if body.is_empty() {
+    if is_absent(body) {
         return Ok(None);
     }
     let object = Object::parse(body, &[])?;
     Ok(object.get("cached_tokens")?)
+}
+
+/// Null is as good as no body.
+fn is_absent(body: &Bytes) -> bool {
+    body.is_empty() || body.trim_ascii() == b"null"
 }
 
 /// The `endpoint` of a peer.

@@ -52,6 +52,7 @@ async fn lifecycle_calls_need_no_body() {
         "/reservations/x/output_block",
     ] {
         assert_eq!(rig.send(Method::POST, path, &[], "").await.status, 200);
+        assert_eq!(rig.post(path, json!(null)).await.status, 200);
     }
     assert_eq!(rig.delete("/reservations/x").await.status, 200);
 }
