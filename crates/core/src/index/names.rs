@@ -47,12 +47,7 @@ impl Names {
     /// Adds a name; false if it is there, as `is` tells of the block at a place.
     pub(super) fn insert(&mut self, name: u64, place: Place, is: impl Fn(Place) -> bool) -> bool {
         let (shard, hash) = self.hash(name);
-        let shard = &mut self.shards[shard];
-        if shard.find(hash, is).is_some() {
-            return false;
-        }
-        shard.insert(hash, place);
-        true
+        self.shards[shard].insert_new(hash, place, is)
     }
 
     /// Takes a name from a place.

@@ -65,13 +65,43 @@ impl Places {
         None
     }
 
+    /// Adds a place, unless `is` says that one under the hash is the one; false then.
+    pub(super) fn insert_new(
+        &mut self,
+        hash: u32,
+        place: Place,
+        is: impl Fn(Place) -> bool,
+    ) -> bool {
+        let home = self.home(hash);
+        // Most often the line where it belongs says all, and has room.
+        if !self.is_full()
+            && let Some(line) = self.lines.get_mut(home)
+            && line.beyond == 0
+            && line.matching(|entry| hash_of(entry) == hash) == 0
+            && line.push(entry(hash, place))
+        {
+            self.len += 1;
+            return true;
+        }
+        if self.find(hash, is).is_some() {
+            return false;
+        }
+        self.insert(hash, place);
+        true
+    }
+
     /// Adds a place, which may be there already.
     pub(super) fn insert(&mut self, hash: u32, place: Place) {
-        if self.len >= self.lines.len() * LINE * 3 / 4 {
+        if self.is_full() {
             self.resize(self.lines.len() * 2);
         }
         self.put(entry(hash, place));
         self.len += 1;
+    }
+
+    /// As full as it gets.
+    fn is_full(&self) -> bool {
+        self.len >= self.lines.len() * LINE * 3 / 4
     }
 
     /// There is room.
