@@ -1,7 +1,8 @@
 //! Both indexes behind the same few calls; each is used as its own callers use it.
 
-use dynamo_kv_router::indexer::ThreadPoolIndexer;
 use dynamo_kv_router::indexer::concurrent_radix_tree_compressed::ConcurrentRadixTreeCompressed;
+use dynamo_kv_router::indexer::positional::PositionalIndexer;
+use dynamo_kv_router::indexer::{RadixTree, SyncIndexer, ThreadPoolIndexer};
 use dynamo_kv_router::protocols::{
     ExternalSequenceBlockHash, KvCacheEvent, KvCacheEventData, KvCacheRemoveData, KvCacheStoreData,
     KvCacheStoredBlockData, LocalBlockHash, OverlapScores, RouterEvent,
@@ -11,16 +12,26 @@ use pointsman_core::hash::{BlockHash, EngineHash, SequenceHash};
 use pointsman_core::index::{KvEvent, KvIndex, Overlaps, StoredBlock};
 use pointsman_plugin::WorkerWithDpRank;
 
-use crate::inputs::{Event, Inputs};
+use crate::inputs::{EVENT_BLOCKS, Event, Inputs, Kind, Shape};
 
 pub(crate) struct Ours {
     pub(crate) index: KvIndex,
 }
 
-pub(crate) struct Peer {
-    pub(crate) pool: ThreadPoolIndexer<ConcurrentRadixTreeCompressed>,
+/// An index of the published crate.
+pub(crate) trait Published {
+    fn apply(&mut self, events: Vec<RouterEvent>);
+    fn find(&self, blocks: &[LocalBlockHash]) -> OverlapScores;
+}
+
+/// One that is written by a thread of its own, the default one if nothing else is said.
+pub(crate) struct Peer<B: SyncIndexer = ConcurrentRadixTreeCompressed> {
+    pub(crate) pool: ThreadPoolIndexer<B>,
     runtime: tokio::runtime::Runtime,
 }
+
+/// The single-threaded tree: one of all workers, or one for each, which then knows its names alone.
+pub(crate) struct Trees(Vec<RadixTree>);
 
 impl Ours {
     pub(crate) fn new(workers: usize) -> Self {
@@ -68,15 +79,23 @@ impl Ours {
 
 impl Peer {
     pub(crate) fn new() -> Self {
+        Self::of(ConcurrentRadixTreeCompressed::new())
+    }
+}
+
+impl<B: SyncIndexer> Peer<B> {
+    fn of(backend: B) -> Self {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .build()
             .expect("a runtime");
         Self {
-            pool: ThreadPoolIndexer::new(ConcurrentRadixTreeCompressed::new(), 1, 16),
+            pool: ThreadPoolIndexer::new(backend, 1, 16),
             runtime,
         }
     }
+}
 
+impl Peer {
     pub(crate) fn events(events: &[Event]) -> Vec<RouterEvent> {
         let event = |(id, event): (u64, &Event)| {
             let data = if event.removed.is_empty() {
@@ -115,7 +134,13 @@ impl Peer {
         (0..).zip(events).map(event).collect()
     }
 
-    pub(crate) fn apply(&self, events: Vec<RouterEvent>) {
+    pub(crate) fn find(&self, blocks: &[LocalBlockHash]) -> OverlapScores {
+        self.pool.backend().find_matches_impl(blocks, false)
+    }
+}
+
+impl<B: SyncIndexer> Published for Peer<B> {
+    fn apply(&mut self, events: Vec<RouterEvent>) {
         for event in events {
             self.pool.enqueue_event(event).expect("the pool runs");
         }
@@ -124,16 +149,77 @@ impl Peer {
             .expect("the pool runs");
     }
 
-    pub(crate) fn find(&self, blocks: &[LocalBlockHash]) -> OverlapScores {
-        self.pool.backend().find_matches_impl(blocks, false)
+    fn find(&self, blocks: &[LocalBlockHash]) -> OverlapScores {
+        self.pool.backend().find_matches(blocks, false)
     }
+}
+
+impl Trees {
+    pub(crate) fn one() -> Self {
+        Self(vec![RadixTree::new()])
+    }
+
+    pub(crate) fn one_each(workers: usize) -> Self {
+        Self((0..workers).map(|_| RadixTree::new()).collect())
+    }
+}
+
+impl Published for Trees {
+    fn apply(&mut self, events: Vec<RouterEvent>) {
+        let trees = self.0.len() as u64;
+        for event in events {
+            let tree = usize::try_from(event.worker_id % trees).expect("below the number of trees");
+            // What it refuses is missing from its answers, which are compared.
+            let _ = self.0[tree].apply_event(event);
+        }
+    }
+
+    fn find(&self, blocks: &[LocalBlockHash]) -> OverlapScores {
+        let mut all = OverlapScores::new();
+        for tree in &self.0 {
+            all.scores
+                .extend(tree.find_matches(blocks.to_vec(), false).scores);
+        }
+        all
+    }
+}
+
+/// Prints which published indexes answer rightly where each worker has names of its own.
+pub(crate) fn print_who_knows_own_names() {
+    let inputs = Inputs::new(Shape {
+        workers: 8,
+        blocks: 64,
+        system_owners: usize::MAX,
+        tail_owners: 1,
+        tail_entries: 10_000,
+        same_names: false,
+    });
+    println!("own names on each worker, prompts of 16 that are answered wrongly:");
+    let mut ours = Ours::new(inputs.shape.workers);
+    ours.apply(Ours::events(&inputs.stores(EVENT_BLOCKS)));
+    let print = |what, published: &mut dyn Published| {
+        published.apply(Peer::events(&inputs.stores(EVENT_BLOCKS)));
+        let prompts = inputs.prompts(Kind::Hit, 16);
+        let wrong = compare(&ours, published, &inputs, &prompts, false);
+        println!("  {wrong:>2} by {what}");
+    };
+    print("the default tree", &mut Peer::new());
+    print("the single-threaded tree", &mut Trees::one());
+    print(
+        "the positional index",
+        &mut Peer::of(PositionalIndexer::new(32)),
+    );
+    print(
+        "a single-threaded tree for each worker, the yardstick below",
+        &mut Trees::one_each(inputs.shape.workers),
+    );
 }
 
 /// Builds both from the same events.
 pub(crate) fn both(inputs: &Inputs, size: usize) -> (Ours, Peer) {
     let stores = inputs.stores(size);
     let mut ours = Ours::new(inputs.shape.workers);
-    let peer = Peer::new();
+    let mut peer = Peer::new();
     for events in stores.chunks(4_096) {
         ours.apply(Ours::events(events));
         peer.apply(Peer::events(events));
@@ -146,7 +232,7 @@ pub(crate) fn both(inputs: &Inputs, size: usize) -> (Ours, Peer) {
 /// too where `both_exact`. How many prompts the peer answered otherwise.
 pub(crate) fn compare(
     ours: &Ours,
-    peer: &Peer,
+    peer: &dyn Published,
     inputs: &Inputs,
     prompts: &[(Vec<u64>, Vec<u64>)],
     both_exact: bool,

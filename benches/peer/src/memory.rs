@@ -7,10 +7,14 @@ pub(crate) fn run(_workers: &[usize], _blocks: &[usize]) {
 
 #[cfg(feature = "heap")]
 pub(crate) fn run(workers: &[usize], blocks: &[usize]) {
+    use crate::index::print_who_knows_own_names;
     use crate::inputs::Shape;
 
     println!("bytes of live heap per (block, worker) entry: ours / peer");
     for same_names in [true, false] {
+        if !same_names {
+            print_who_knows_own_names();
+        }
         let mut ratios = Vec::new();
         for workers in workers {
             for blocks in blocks {
@@ -48,7 +52,7 @@ pub(crate) fn run(workers: &[usize], blocks: &[usize]) {
 
 #[cfg(feature = "heap")]
 fn row(shape: crate::inputs::Shape, limit: f64) -> f64 {
-    use crate::index::{Ours, Peer};
+    use crate::index::{Ours, Peer, Published, Trees};
     use crate::inputs::{EVENT_BLOCKS, Inputs};
     use crate::report::verdict;
 
@@ -61,7 +65,11 @@ fn row(shape: crate::inputs::Shape, limit: f64) -> f64 {
     }
     let our = live() - start;
     let start = live();
-    let peer = Peer::new();
+    let mut peer: Box<dyn Published> = if shape.same_names {
+        Box::new(Peer::new())
+    } else {
+        Box::new(Trees::one_each(shape.workers))
+    };
     for events in stores.chunks(4_096) {
         peer.apply(Peer::events(events));
     }

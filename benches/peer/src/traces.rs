@@ -11,7 +11,7 @@ use pointsman_core::index::Overlaps;
 use pointsman_plugin::WorkerWithDpRank;
 use serde_json::Value;
 
-use crate::index::{Ours, Peer};
+use crate::index::{Ours, Peer, Published};
 use crate::inputs::Event;
 use crate::report::{quantile, verdict};
 
@@ -39,7 +39,7 @@ pub(crate) fn run(folder: Option<&String>, workers: &[usize]) {
 
 fn replay(path: &Path, workers: usize) {
     let text = fs::read_to_string(path).expect("a readable trace");
-    let (mut ours, peer) = (Ours::new(workers), Peer::new());
+    let (mut ours, mut peer) = (Ours::new(workers), Peer::new());
     let mut overlaps = Overlaps::default();
     let (mut our, mut their, mut hits, mut asked) = (Vec::new(), Vec::new(), 0_u64, 0_u64);
     for (number, line) in text.lines().enumerate() {
