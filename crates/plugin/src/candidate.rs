@@ -170,12 +170,22 @@ impl WorkerCandidate {
 
     /// Row of `worker` without optional inputs.
     pub const fn new(worker: WorkerWithDpRank) -> Self {
+        Self::of_parts(worker, None, None, None)
+    }
+
+    /// Row of `worker` with all that a host has for it at once.
+    pub const fn of_parts(
+        worker: WorkerWithDpRank,
+        cache: Option<WorkerCacheInput>,
+        load: Option<WorkerLoadInput>,
+        preferred_taint_multiplier: Option<f64>,
+    ) -> Self {
         Self {
             worker,
             visible: Self::EVERYTHING,
-            cache: None,
-            load: None,
-            preferred_taint_multiplier: None,
+            cache,
+            load,
+            preferred_taint_multiplier,
         }
     }
 

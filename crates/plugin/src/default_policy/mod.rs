@@ -16,6 +16,7 @@
 //! request is taken off `decode_cost_blocks` instead, down to 0. Of a worker whose load is unknown, active prefill and
 //! requests count as 0, and it does not count as the least loaded one.
 
+use std::cmp::Ordering;
 use std::sync::Arc;
 
 use crate::candidate::{
@@ -294,8 +295,13 @@ impl WorkerPicker for CostPicker {
             .router_temperature_override()
             .unwrap_or(self.temperature);
         let costs = || input.candidates().iter().map(ScoredWorkerCandidate::cost);
-        let least = costs().fold(f64::INFINITY, f64::min);
-        let spread = (costs().fold(f64::NEG_INFINITY, f64::max) - least) * temperature;
+        let (least, spread) = if temperature > 0.0 {
+            let least = costs().fold(f64::INFINITY, f64::min);
+            let most = costs().fold(f64::NEG_INFINITY, f64::max);
+            (least, (most - least) * temperature)
+        } else {
+            (0.0, 0.0)
+        };
         // Without temperature or spread, and where a product left the range of numbers, the lowest cost wins.
         let softens = spread.is_normal() && spread > 0.0;
         let handicapped = |cost: f64, worker| {
@@ -305,29 +311,49 @@ impl WorkerPicker for CostPicker {
                 cost
             }
         };
-        input
-            .candidates()
-            .iter()
-            .enumerate()
-            .map(|(row, scored)| {
-                (
-                    handicapped(scored.cost(), scored.worker()),
-                    scored.worker(),
-                    row,
-                )
-            })
-            .min_by(|(left_cost, left, _), (right_cost, right, _)| {
-                left_cost
-                    .total_cmp(right_cost)
-                    .then_with(|| lot(seed, *left).cmp(&lot(seed, *right)))
-            })
-            .map(|(_, _, row)| row)
+        let mut best: Option<Best> = None;
+        for (row, scored) in input.candidates().iter().enumerate() {
+            let worker = scored.worker();
+            let cost = handicapped(scored.cost(), worker);
+            let order = best.map_or(Ordering::Less, |best| cost.total_cmp(&best.cost));
+            let lot = match (order, best) {
+                (Ordering::Greater, _) => continue,
+                (Ordering::Equal, Some(best)) => {
+                    let drawn = lot(seed, worker);
+                    if drawn >= best.lot.unwrap_or_else(|| lot(seed, best.worker)) {
+                        continue;
+                    }
+                    Some(drawn)
+                }
+                _ => None,
+            };
+            best = Some(Best {
+                row,
+                worker,
+                cost,
+                lot,
+            });
+        }
+        best.map(|best| best.row)
             .ok_or_else(|| WorkerSelectionPolicyError::failed("no candidate to pick from"))
     }
 }
 
+/// The row that leads while a picker walks them.
+#[derive(Clone, Copy)]
+struct Best {
+    row: usize,
+    worker: WorkerWithDpRank,
+    cost: f64,
+    /// What it drew, once another row cost the same.
+    lot: Option<Lot>,
+}
+
+/// What decides between equal costs: a number, and between equal numbers the worker.
+type Lot = (u64, WorkerWithDpRank);
+
 /// The number a worker draws for a tie; the worker itself decides between equal numbers.
-fn lot(seed: u64, worker: WorkerWithDpRank) -> (u64, WorkerWithDpRank) {
+fn lot(seed: u64, worker: WorkerWithDpRank) -> Lot {
     (SeededRng::for_worker(seed, worker).next_u64(), worker)
 }
 

@@ -406,11 +406,16 @@ impl WorkerSelectionPolicy {
         } = &mut self.scratch;
         cache.clear();
         load.clear();
+        let inputs = self.picker.inputs;
         for (candidate, scored) in candidates.iter_mut().zip(scored.iter_mut()) {
-            candidate.show_only(self.picker.inputs);
+            candidate.show_only(inputs);
             scored.preferred_taint_multiplier = candidate.preferred_taint_multiplier();
-            cache.extend(candidate.cache());
-            load.extend(candidate.load());
+        }
+        if inputs.contains(WorkerInputs::CACHE) {
+            cache.extend(candidates.iter().filter_map(WorkerCandidate::cache));
+        }
+        if inputs.contains(WorkerInputs::LOAD) {
+            load.extend(candidates.iter().filter_map(WorkerCandidate::load));
         }
         let candidate_count = scored.len();
         let input = WorkerInputView {
