@@ -22,6 +22,10 @@ pub(crate) fn eligible_rows(
         rows.push(pinned_row(table, request, pinned)?);
         return Ok(());
     }
+    if takes_any_worker(request) && !table.any_overloaded() {
+        rows.extend(0..table.rows().len());
+        return Ok(());
+    }
     let mut overloaded = false;
     for worker in table.workers() {
         match may_serve(worker.entry(), request) {
@@ -70,6 +74,11 @@ pub(crate) fn may_serve(
         return Err(Ineligible::Overloaded);
     }
     Ok(())
+}
+
+/// Whether nothing but overload can keep the request from a worker; pins aside.
+fn takes_any_worker(request: &SelectionRequest) -> bool {
+    request.allowed_worker_ids.is_none() && request.constraints.required_taints.is_empty()
 }
 
 /// What a worker's cost is multiplied by for the preferred taints it carries.

@@ -133,9 +133,10 @@ impl Partition {
             ..
         } = rows;
         let siblings = table.siblings(pick.row);
-        let tiers = rows.tiers(&table.rows()[pick.row]);
+        let row = &table.rows()[pick.row];
+        let tiers = rows.tiers(row);
         let overlap = |row: &Row| u64::from(scratch.overlaps.blocks(row.index_slot));
-        let overlap_blocks = overlap(&table.rows()[pick.row]);
+        let overlap_blocks = overlap(row);
         let block_size = u64::from(self.layout.block_size.get());
         let isl_tokens = hashed.isl_tokens;
         // An engine computes the last prompt token whatever it has cached.
@@ -153,9 +154,9 @@ impl Partition {
             disk_overlap_blocks: tiers.disk_blocks,
             rank_tiers: siblings.iter().map(|row| rows.tiers(row)).collect(),
             predicted_cached_tokens: overlap_blocks.min(reusable_blocks) * block_size,
-            forecast: rows.forecast(pick.row, reusable_blocks),
-            effective_prefill_tokens: rows.uncached_tokens(pick.row, block_size),
-            potential_decode_blocks: rows.potential_blocks(pick.row, pick.load),
+            forecast: rows.forecast(row, reusable_blocks),
+            effective_prefill_tokens: rows.uncached_tokens(row, block_size),
+            potential_decode_blocks: rows.potential_blocks(row, pick.load),
             track_prefill_tokens: tracked,
             sequence_hashes: Arc::clone(&hashed.sequence_hashes),
             private_blocks: hashed.private_blocks,
@@ -218,21 +219,17 @@ impl Pick {
 impl Rows<'_> {
     /// Adds one candidate per row, each with the groups the policy declared and no others.
     pub(super) fn fill(&self, inputs: WorkerInputs, candidates: &mut Vec<WorkerCandidate>) {
-        candidates.extend(self.iter().map(|(row, load)| {
-            let mut candidate = WorkerCandidate::new(self.table.rows()[row].worker);
-            if inputs.contains(WorkerInputs::CACHE) {
-                candidate = candidate.with_cache(WorkerCacheInput::new(self.cache(row)));
-            }
-            if inputs.contains(WorkerInputs::LOAD) {
-                let load = self.active_load(row, load);
-                candidate = candidate.with_load(WorkerLoadInput::new(load));
-            }
-            if inputs.contains(WorkerInputs::PREFERRED_TAINT)
-                && let Some(multiplier) = self.taint_multiplier(row)
-            {
-                candidate = candidate.with_preferred_taint_multiplier(multiplier);
-            }
-            candidate
+        let wants_cache = inputs.contains(WorkerInputs::CACHE);
+        let wants_load = inputs.contains(WorkerInputs::LOAD);
+        let wants_taints = inputs.contains(WorkerInputs::PREFERRED_TAINT) && self.prefers_taints();
+        candidates.extend(self.iter().map(|(at, load)| {
+            let row = &self.table.rows()[at];
+            WorkerCandidate::of_parts(
+                row.worker,
+                wants_cache.then(|| WorkerCacheInput::new(self.cache(row))),
+                wants_load.then(|| WorkerLoadInput::new(self.active_load(row, load))),
+                wants_taints.then(|| self.taint_multiplier(at)),
+            )
         }));
     }
 
@@ -242,21 +239,18 @@ impl Rows<'_> {
     }
 
     /// What a row's cache is worth, as far as it is to be believed.
-    fn cache(&self, row: usize) -> CacheOverlap {
-        let Row {
-            worker, index_slot, ..
-        } = self.table.rows()[row];
+    fn cache(&self, row: &Row) -> CacheOverlap {
         let Scratch {
             overlaps,
             discounts,
             ..
         } = self.scratch;
-        let share = discounts.get(&worker).copied().unwrap_or(1.0);
-        let device = overlaps.blocks(index_slot);
+        let share = discounts.get(&row.worker).copied().unwrap_or(1.0);
+        let device = overlaps.blocks(row.index_slot);
         let [device_blocks, host_blocks, disk_blocks] = [
             device,
-            overlaps.host_blocks(index_slot),
-            overlaps.disk_blocks(index_slot),
+            overlaps.host_blocks(row.index_slot),
+            overlaps.disk_blocks(row.index_slot),
         ]
         .map(|blocks| f64::from(blocks) * share);
         CacheOverlap {
@@ -277,7 +271,7 @@ impl Rows<'_> {
         clippy::cast_sign_loss,
         reason = "a rounded count of tokens, not negative; the cast saturates"
     )]
-    pub(super) fn uncached_tokens(&self, row: usize, block_size: u64) -> u64 {
+    pub(super) fn uncached_tokens(&self, row: &Row, block_size: u64) -> u64 {
         let cached = self.cache(row).effective_blocks * block_size as f64;
         self.hashed.isl_tokens.saturating_sub(cached.round() as u64)
     }
@@ -295,8 +289,7 @@ impl Rows<'_> {
         }
     }
 
-    fn forecast(&self, row: usize, reusable_blocks: u64) -> CacheForecast {
-        let row = &self.table.rows()[row];
+    fn forecast(&self, row: &Row, reusable_blocks: u64) -> CacheForecast {
         let tiers = self.tiers(row);
         let active = u64::from(self.scratch.active.blocks(row.load_slot));
         let held = tiers.device_blocks + tiers.host_blocks + tiers.disk_blocks;
@@ -311,7 +304,7 @@ impl Rows<'_> {
         clippy::cast_precision_loss,
         reason = "a cost; no load is near 2^52 blocks"
     )]
-    fn active_load(&self, row: usize, load: Load) -> ActiveLoad {
+    fn active_load(&self, row: &Row, load: Load) -> ActiveLoad {
         ActiveLoad {
             prefill_tokens: clamped(load.prefill_tokens),
             decode_cost_blocks: self.potential_blocks(row, load) as f64,
@@ -322,29 +315,32 @@ impl Rows<'_> {
 
     /// Active blocks of a row's rank if the request came: leading blocks that others have active
     /// there are not counted again.
-    pub(super) fn potential_blocks(&self, row: usize, load: Load) -> u64 {
-        let slot = self.table.rows()[row].load_slot;
-        let shared = u64::from(self.scratch.active.blocks(slot));
+    pub(super) fn potential_blocks(&self, row: &Row, load: Load) -> u64 {
+        let shared = u64::from(self.scratch.active.blocks(row.load_slot));
         length(&self.hashed.sequence_hashes)
             .saturating_sub(shared)
             .saturating_add(self.hashed.private_blocks)
             .saturating_add(load.blocks)
     }
 
-    /// None for pinned requests, and where nothing is preferred.
-    fn taint_multiplier(&self, row: usize) -> Option<f64> {
-        let constraints = &self.request.constraints;
-        let wanted =
-            self.request.pinned_worker.is_none() && !constraints.preferred_taints.is_empty();
-        wanted.then(|| preferred_taint_multiplier(constraints, &self.table.entry_of(row).taints))
+    /// Not so for pinned requests.
+    fn prefers_taints(&self) -> bool {
+        self.request.pinned_worker.is_none()
+            && !self.request.constraints.preferred_taints.is_empty()
     }
 
-    fn known(&self, row: usize, load: Load) -> CandidateRecord {
+    fn taint_multiplier(&self, row: usize) -> f64 {
+        let taints = &self.table.entry_of(row).taints;
+        preferred_taint_multiplier(&self.request.constraints, taints)
+    }
+
+    fn known(&self, at: usize, load: Load) -> CandidateRecord {
+        let row = &self.table.rows()[at];
         CandidateRecord {
-            worker: self.table.rows()[row].worker,
+            worker: row.worker,
             cache: self.cache(row),
             load: self.active_load(row, load),
-            preferred_taint_multiplier: self.taint_multiplier(row),
+            preferred_taint_multiplier: self.prefers_taints().then(|| self.taint_multiplier(at)),
         }
     }
 

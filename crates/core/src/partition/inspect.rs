@@ -65,12 +65,12 @@ impl Partition {
             scratch: &scratch,
             weights: TierWeights::of(&self.router),
         };
-        let potential = |(row, load): (usize, crate::load::Load)| {
-            let of = table.rows()[row];
+        let potential = |(at, load): (usize, crate::load::Load)| {
+            let row = &table.rows()[at];
             let uncached = rows.uncached_tokens(row, block_size);
             let added = if tracked { uncached } else { 0 };
             PotentialLoad {
-                worker: of.worker,
+                worker: row.worker,
                 prefill_tokens: load.prefill_tokens.saturating_add(added),
                 decode_blocks: rows.potential_blocks(row, load),
                 active_requests: load.requests,

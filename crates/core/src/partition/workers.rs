@@ -34,6 +34,7 @@ pub(crate) struct WorkerTable {
     /// Rows of each entry.
     ranges: Vec<Range<usize>>,
     rows: Vec<Row>,
+    any_overloaded: bool,
     by_rank: HashMap<WorkerWithDpRank, usize>,
 }
 
@@ -114,6 +115,7 @@ impl WorkerTable {
         let by_rank = rows.iter().map(|row| row.worker).zip(0..).collect();
         Self {
             version,
+            any_overloaded: entries.iter().any(|entry| entry.overloaded),
             entries,
             ranges,
             rows,
@@ -127,6 +129,10 @@ impl WorkerTable {
 
     pub(crate) fn rows(&self) -> &[Row] {
         &self.rows
+    }
+
+    pub(crate) fn any_overloaded(&self) -> bool {
+        self.any_overloaded
     }
 
     pub(crate) fn row_of(&self, worker: WorkerWithDpRank) -> Option<usize> {
