@@ -125,6 +125,12 @@ fn check_type(headers: &HeaderMap) -> Result<(), Refusal> {
 
 fn is_json(content_type: &[u8]) -> bool {
     let mime = content_type.split(|byte| *byte == b';').next();
-    let mime = mime.unwrap_or_default().trim_ascii().to_ascii_lowercase();
-    mime == b"application/json" || (mime.starts_with(b"application/") && mime.ends_with(b"+json"))
+    let mime = mime.unwrap_or_default().trim_ascii();
+    let Some((family, kind)) = mime.split_at_checked(b"application/".len()) else {
+        return false;
+    };
+    let suffix = kind.split_at_checked(kind.len().saturating_sub(b"+json".len()));
+    family.eq_ignore_ascii_case(b"application/")
+        && (kind.eq_ignore_ascii_case(b"json")
+            || suffix.is_some_and(|(_, suffix)| suffix.eq_ignore_ascii_case(b"+json")))
 }

@@ -76,9 +76,12 @@ pub(super) fn read<T: Id>(text: &[u8], at: usize) -> Result<(Vec<T>, usize), NoL
     }
     let mut list = Vec::with_capacity((text.len() - at).min(1 << 16) / T::MOST_TAKE + 1);
     loop {
-        if T::ARE_SHORT {
-            at = skip_space(text, short_ids(text, at, &mut list));
-        }
+        at = if T::ARE_SHORT {
+            short_ids(text, at, &mut list)
+        } else {
+            long_ids(text, at, &mut list)
+        };
+        at = skip_space(text, at);
         let bad = NoList(Some(list.len()));
         let (id, end) = integer(text, at).ok_or(bad)?;
         list.push(id);
@@ -149,6 +152,24 @@ fn short_ids<T: Id>(text: &[u8], mut at: usize, list: &mut Vec<T>) -> usize {
     at
 }
 
+/// Reads ids of 17 to 20 digits, as most hashes are, for as long as each has a comma right behind it; where the next
+/// element begins. All else is left to whoever reads that.
+fn long_ids<T: Id>(text: &[u8], mut at: usize, list: &mut Vec<T>) -> usize {
+    loop {
+        let negative = text.get(at) == Some(&b'-');
+        let Some((magnitude, end)) = long_magnitude(text, at + usize::from(negative)) else {
+            return at;
+        };
+        let id = T::from_parts(negative, magnitude);
+        let (Some(id), Some(b',')) = (id, text.get(end)) else {
+            return at;
+        };
+        list.push(id);
+        at = end + 1;
+        at += usize::from(text.get(at) == Some(&b' '));
+    }
+}
+
 /// The number between `start` and `end`; `None` where that is not one to seven digits, with no
 /// needless zero and at most one space before them.
 fn short_id(window: &[u8; WINDOW], start: usize, end: usize) -> Option<u64> {
@@ -202,16 +223,14 @@ fn long_magnitude(text: &[u8], at: usize) -> Option<(u64, usize)> {
         .ok()?
         .map(u64::from_le_bytes);
     let count = count_digits(rest);
-    let are_digits = count_digits(high) == 8 && count_digits(low) == 8;
+    let are_digits = others(high) | others(low) == 0;
     if !are_digits || high & 0xFF == u64::from(b'0') || !(1..=4).contains(&count) {
         return None;
     }
     let magnitude = joined(high) * POWERS[8] + joined(low);
     let magnitude = magnitude.checked_mul(POWERS[count])?;
-    Some((
-        magnitude.checked_add(value_of(rest, count))?,
-        at + 16 + count,
-    ))
+    let magnitude = magnitude.checked_add(value_of(rest, count))?;
+    Some((magnitude, at + 16 + count))
 }
 
 /// The digits that begin at `start`, and where they end.
@@ -244,9 +263,12 @@ fn digits(text: &[u8], at: usize) -> (u64, usize) {
 
 /// How many of the bytes, from the first on, are digits.
 fn count_digits(word: u64) -> usize {
-    let others =
-        ((word & UPPER_HALVES) ^ ZEROS) | ((word.wrapping_add(PAST_NINE) & UPPER_HALVES) ^ ZEROS);
-    (others.trailing_zeros() / 8) as usize
+    (others(word).trailing_zeros() / 8) as usize
+}
+
+/// Not zero in the bytes that are no digits; those behind the first of them say nothing.
+fn others(word: u64) -> u64 {
+    ((word & UPPER_HALVES) ^ ZEROS) | ((word.wrapping_add(PAST_NINE) & UPPER_HALVES) ^ ZEROS)
 }
 
 /// The value of the first `count` bytes, which are digits; one to eight of them.
