@@ -30,7 +30,7 @@ pub(super) struct Flags {
     /// Address to listen on, 0.0.0.0 unless set [`POINTSMAN_HOST`]
     #[arg(long)]
     host: Option<String>,
-    /// Threads that serve and take in events, 4 unless set [`POINTSMAN_SELECTION_THREADS`]
+    /// Threads that serve, and as many that take in events, 4 unless set [`POINTSMAN_SELECTION_THREADS`]
     #[arg(long)]
     threads: Option<String>,
     /// HTTP URLs whose `/dump` fills the index at start [`POINTSMAN_INDEXER_PEERS`]
@@ -217,6 +217,7 @@ async fn serve(checked: Checked) -> anyhow::Result<()> {
     let service = built.context("cannot start the selection service")?;
     let server = Server::bind(ServerConfig {
         tls,
+        threads: selection.threads,
         drain: settings.drain,
         ..ServerConfig::new(selection.address)
     })

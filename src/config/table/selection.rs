@@ -16,7 +16,7 @@ pub(super) const SELECTION: &[Setting] = &[
         "POINTSMAN_SELECTION_THREADS",
         Count { min: 1, max: 1024 },
         "4",
-        "Threads that serve its callers and take in KV events. Flag `--threads`.",
+        "Threads that serve its callers, and as many that take in KV events. Flag `--threads`.",
     ),
     used(
         "selection.indexer_peers",

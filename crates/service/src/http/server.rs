@@ -25,7 +25,7 @@ use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
+use tokio_util::task::{LocalPoolHandle, TaskTracker};
 use tracing::{debug, info, warn};
 
 /// Rest after a failure to accept, which is most often a lack of file descriptors.
@@ -37,6 +37,9 @@ const RELOAD_INTERVAL: Duration = Duration::from_secs(10);
 pub struct ServerConfig {
     pub address: SocketAddr,
     pub tls: Option<TlsFiles>,
+    /// Threads of the server's own, each with a runtime for itself, to which connections are dealt; with none they are
+    /// served on the caller's runtime.
+    pub threads: usize,
     pub max_connections: usize,
     /// Longest wait for a handshake, and for the head of a request.
     pub head_timeout: Duration,
@@ -86,6 +89,7 @@ impl ServerConfig {
         Self {
             address,
             tls: None,
+            threads: 0,
             max_connections: 4096,
             head_timeout: Duration::from_secs(30),
             drain: Duration::from_secs(30),
@@ -100,6 +104,7 @@ pub struct Server {
     address: SocketAddr,
     config: ServerConfig,
     tls: Option<Tls>,
+    threads: Option<LocalPoolHandle>,
 }
 
 #[derive(Debug)]
@@ -137,6 +142,7 @@ impl Server {
         Ok(Self {
             listener,
             address,
+            threads: (config.threads > 0).then(|| LocalPoolHandle::new(config.threads)),
             config,
             tls,
         })
@@ -165,10 +171,14 @@ impl Server {
                     continue;
                 };
                 let door = door.clone();
-                connections.spawn(async move {
+                let served = connections.track_future(async move {
                     door.enter(stream).await;
                     drop(permit);
                 });
+                match &self.threads {
+                    Some(threads) => drop(threads.spawn_pinned(|| served)),
+                    None => drop(tokio::spawn(served)),
+                }
             }
         };
         let reloading = async {
@@ -189,7 +199,11 @@ impl Server {
 }
 
 impl Door {
-    async fn enter(self, stream: TcpStream) {
+    async fn enter(self, stream: std::net::TcpStream) {
+        let stream = match TcpStream::from_std(stream) {
+            Ok(stream) => stream,
+            Err(error) => return warn!(%error, "cannot serve a connection"),
+        };
         if let Err(error) = stream.set_nodelay(true) {
             debug!(%error, "cannot set a connection to send at once");
         }
@@ -251,9 +265,11 @@ impl Tls {
     }
 }
 
-async fn accept(listener: &TcpListener) -> Option<TcpStream> {
-    match listener.accept().await {
-        Ok((stream, _)) => Some(stream),
+/// A connection that belongs to no runtime yet.
+async fn accept(listener: &TcpListener) -> Option<std::net::TcpStream> {
+    let accepted = listener.accept().await;
+    match accepted.and_then(|(stream, _)| stream.into_std()) {
+        Ok(stream) => Some(stream),
         Err(error) => {
             warn!(%error, "cannot accept a connection");
             sleep(ACCEPT_RETRY).await;

@@ -70,3 +70,4 @@ mod security;
 mod selecting;
 mod shared_cache;
 mod storm;
+mod threads;
