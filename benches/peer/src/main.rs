@@ -1,6 +1,6 @@
 //! Measures Pointsman's KV index and what belongs to it beside the published router's, in one process on the same inputs; it prints each figure beside its limit and judges nothing else.
 //!
-//! Answers are compared before anything is timed. `replicas` times nothing: it shows that the two understand each other.
+//! Answers are compared before anything is timed. `replicas` and `recovery` time nothing: they show that the two understand each other.
 
 mod busy;
 mod cycle;
@@ -11,6 +11,7 @@ mod index;
 mod inputs;
 mod lookups;
 mod memory;
+mod recovery;
 mod replicas;
 mod report;
 mod scale;
@@ -37,6 +38,7 @@ const USAGE: &str = "usage: pointsman-bench-peer BENCH [workers,..] [blocks,..]
   scale     large fleets and the memory bound (ours alone); bytes with --features heap
   memory    live heap per entry; needs --features heap
   replicas  two selectors, one of each kind, share their load; also prints what the published one sends
+  recovery  a published selector starts with our dump and says the same of prompts
   serve     the published selection service over HTTP, for `benches/run select`";
 
 fn main() -> ExitCode {
@@ -67,8 +69,12 @@ fn main() -> ExitCode {
             serve::run(number(1, 8092), usize::from(number(2, 2)));
         }
         Some("memory") => memory::run(&workers, &blocks),
-        Some("replicas") => {
-            if let Err(error) = replicas::run() {
+        Some(shown @ ("replicas" | "recovery")) => {
+            let outcome = match shown {
+                "replicas" => replicas::run(),
+                _ => recovery::run(),
+            };
+            if let Err(error) = outcome {
                 eprintln!("failed: {error}");
                 return ExitCode::FAILURE;
             }

@@ -106,15 +106,20 @@ async fn steps() -> Outcome<()> {
     Ok(())
 }
 
-async fn their_service(port: u16) -> Outcome<Theirs> {
-    let builder = TheirBuilder::new(
+/// A published selector that needs no policy of its own.
+pub(crate) fn their_builder() -> TheirBuilder {
+    TheirBuilder::new(
         TheirConfig::default(),
         TheirWorkerType::Aggregated,
         TheirRegistry::default().with_default_factory(Arc::new(|config, _, _| {
             WorkerSelectionPolicy::new(config.clone(), "first", Vec::new(), Box::new(First))
         })),
-    );
-    let service = builder.replica_sync(port, Vec::new()).build().await?;
+    )
+}
+
+async fn their_service(port: u16) -> Outcome<Theirs> {
+    let builder = their_builder().replica_sync(port, Vec::new());
+    let service = builder.build().await?;
     for worker_id in [1_u64, 2] {
         let worker = serde_json::from_value(json!({
             "worker_id": worker_id, "model_name": "m", "endpoint": format!("http://127.0.0.1:{worker_id}"),
