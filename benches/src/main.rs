@@ -7,6 +7,7 @@
 )]
 
 mod cpu;
+mod dump;
 mod fleet;
 mod http1;
 mod latency;
@@ -45,6 +46,8 @@ enum Bench {
     Select(select::SelectArgs),
     /// Serve the same routes with constants for answers
     BareSelect(select::BareArgs),
+    /// How long events wait while a rank is told to another replica
+    Dump(dump::DumpArgs),
     /// What each step of one request costs inside Pointsman
     Profile(profile::ProfileArgs),
 }
@@ -68,6 +71,7 @@ fn run(bench: Bench) -> Result<bool> {
         Bench::Latency(args) => latency::run(&args).map(|()| true),
         Bench::Select(args) => select::run(&args),
         Bench::BareSelect(args) => select::serve_bare(&args).map(|()| true),
+        Bench::Dump(args) => dump::run(&args),
         Bench::Profile(args) => profile::run(&args).map(|()| true),
     }
 }

@@ -58,7 +58,8 @@ impl Process {
         self.wait(|| Connection::open(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).is_ok())
     }
 
-    fn wait(&mut self, ready: impl Fn() -> bool) -> Result<()> {
+    /// Waits until `ready`, as long as a start may take.
+    pub(crate) fn wait(&mut self, ready: impl Fn() -> bool) -> Result<()> {
         let started = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait()? {

@@ -38,6 +38,9 @@ pub(crate) struct SelectArgs {
     /// The binary of benches/peer, which serves the published service; left out, there is no such column
     #[arg(long)]
     peer: Option<PathBuf>,
+    /// Adds a column: the product with a second one that follows its load
+    #[arg(long)]
+    replica_sync: bool,
     #[arg(long, default_value_t = 64)]
     workers: u64,
     /// Threads of each service
@@ -74,6 +77,12 @@ struct Cost {
     requests_per_second: f64,
 }
 
+/// The product, told about to another, which is not measured.
+struct Replicas {
+    synced: Subject,
+    follower: Subject,
+}
+
 /// Workers' events come from here: one publisher that never says anything.
 struct Publisher {
     _socket: PubSocket,
@@ -85,10 +94,24 @@ struct Publisher {
 pub(crate) fn run(args: &SelectArgs) -> Result<bool> {
     let folder = Folder::create()?;
     let publisher = Publisher::start()?;
-    let subjects = start(args, folder.path())?;
-    for subject in &subjects {
+    let mut subjects = start(args, folder.path())?;
+    let replicas = args
+        .replica_sync
+        .then(|| Replicas::start(args, folder.path()));
+    let follower = match replicas.transpose()? {
+        Some(replicas) => {
+            subjects.push(replicas.synced);
+            Some(replicas.follower)
+        }
+        None => None,
+    };
+    for subject in subjects.iter().chain(&follower) {
         subject.register(args.workers, &publisher.endpoint)?;
     }
+    let follower = match follower {
+        Some(follower) => Some(follower.following(&subjects[subjects.len() - 1])?),
+        None => None,
+    };
     println!(
         "CPU of the service per request (reserve, prefill complete, free), {} workers, {} connections, {} repetitions; medians [quartiles]",
         args.workers, args.connections, args.repetitions
@@ -117,7 +140,21 @@ pub(crate) fn run(args: &SelectArgs) -> Result<bool> {
             OF_PEER_TOKENS,
         );
     }
-    drop(subjects);
+    if follower.is_some() {
+        for (form, costs) in [
+            ("64 blocks as hashes", &hashes),
+            ("8,000 token ids", &tokens),
+        ] {
+            let ratio = Spread::of(
+                costs
+                    .iter()
+                    .map(|row| row[row.len() - 1].cpu_us / row[1].cpu_us)
+                    .collect(),
+            );
+            println!("with replica sync, of without, {form}: {ratio:.2}");
+        }
+    }
+    drop((subjects, follower));
     folder.remove()?;
     Ok(within || !args.enforce)
 }
@@ -127,10 +164,7 @@ fn start(args: &SelectArgs, folder: &Path) -> Result<Vec<Subject>> {
     let threads = args.threads.to_string();
     let mut bare = Command::new(std::env::current_exe()?);
     bare.args(["bare-select", &ports[0].to_string(), &threads]);
-    let mut ours = Command::new(&args.pointsman);
-    ours.args(["select-service", "--host", "127.0.0.1"])
-        .args(["--port", &ports[1].to_string(), "--threads", &threads])
-        .env("POINTSMAN_LOG", "warn");
+    let mut ours = select_service(args, ports[1]);
     let mut subjects = vec![
         Subject::start("bare", &mut bare, ports[0], folder)?,
         Subject::start("pointsman", &mut ours, ports[1], folder)?,
@@ -146,6 +180,34 @@ fn start(args: &SelectArgs, folder: &Path) -> Result<Vec<Subject>> {
         )?);
     }
     Ok(subjects)
+}
+
+/// The product on this port.
+fn select_service(args: &SelectArgs, port: u16) -> Command {
+    let mut command = Command::new(&args.pointsman);
+    command
+        .args(["select-service", "--host", "127.0.0.1"])
+        .args(["--port", &port.to_string()])
+        .args(["--threads", &args.threads.to_string()])
+        .env("POINTSMAN_LOG", "warn");
+    command
+}
+
+impl Replicas {
+    fn start(args: &SelectArgs, folder: &Path) -> Result<Self> {
+        let [first, second, told, heard]: [u16; 4] = free_ports()?;
+        let start = |name, port, own: u16, other: u16| {
+            let mut command = select_service(args, port);
+            command
+                .args(["--replica-sync-port", &own.to_string()])
+                .args(["--replica-sync-peers", &format!("tcp://127.0.0.1:{other}")]);
+            Subject::start(name, &mut command, port, folder)
+        };
+        Ok(Self {
+            synced: start("synced", first, told, heard)?,
+            follower: start("follower", second, heard, told)?,
+        })
+    }
 }
 
 impl Publisher {
@@ -196,6 +258,25 @@ impl Subject {
             );
         }
         Ok(())
+    }
+
+    /// Waits until it has heard of a reservation that was made at the other.
+    fn following(mut self, other: &Self) -> Result<Self> {
+        let probe = Form::Hashes(1).cycle(0, usize::MAX);
+        let mut connection = Connection::open(other.address)?;
+        let status = connection.send(&probe.reserve)?;
+        ensure!(status == 200, "{} answered {status}", other.name);
+        let address = self.address;
+        let heard = || -> Option<bool> {
+            let mut follower = Connection::open(address).ok()?;
+            follower.send(&http1::get("/metrics")).ok()?;
+            let text = String::from_utf8_lossy(follower.body());
+            Some(text.contains("pointsman_replica_mirrored_reservations 1\n"))
+        };
+        self.process.wait(|| heard().unwrap_or(false))?;
+        let status = connection.send(&probe.free)?;
+        ensure!(status == 200, "{} answered {status}", other.name);
+        Ok(self)
     }
 
     /// Sends every cycle once, over as many connections as there are shares.
