@@ -168,6 +168,11 @@ impl Holders {
 
     /// Whether this is what `change` makes of no holders.
     fn is_only(&self, change: Change) -> bool {
+        if self.lower.is_none() && change.tier == Tier::Device {
+            let expected = usize::from(change.holds);
+            return self.device.len() == expected
+                && (expected == 0 || self.device.contains(change.slot));
+        }
         Tier::ALL.into_iter().all(|tier| {
             let count = self.get(tier).map_or(0, RankSet::len);
             let expected = tier == change.tier && change.holds;
@@ -266,6 +271,11 @@ impl Strand {
         same
     }
 
+    /// One past the last offset that anybody ever held.
+    pub(super) fn covered(&self) -> u16 {
+        self.spans.last().map_or(self.base, |span| span.end)
+    }
+
     /// Holders of stretches in order.
     pub(super) fn spans(&self) -> impl Iterator<Item = (Stretch, &Holders)> {
         let mut from = self.base;
@@ -353,7 +363,7 @@ impl Strand {
     /// Makes one change to all blocks of `stretch`, appended ones included.
     pub(super) fn change(&mut self, stretch: Stretch, change: Change) {
         debug_assert!(self.base <= stretch.from && stretch.to <= self.end());
-        let covered = self.spans.last().map_or(self.base, |span| span.end);
+        let covered = self.covered();
         if stretch.to > covered {
             self.cover(stretch, change);
         }
@@ -388,7 +398,7 @@ impl Strand {
 
     /// Lets what was appended be held by who holds `stretch` from now on, and by nobody else.
     fn cover(&mut self, stretch: Stretch, change: Change) {
-        let covered = self.spans.last().map_or(self.base, |span| span.end);
+        let covered = self.covered();
         if stretch.from > covered {
             self.spans.push(Span {
                 end: stretch.from,
