@@ -207,6 +207,25 @@ impl KvIndex {
         self.ranks.workers().map(|(worker, _)| worker)
     }
 
+    /// Reads ahead what a rank's next events will look at first: names that are to come, and names of blocks that are
+    /// there, as parents are. Nothing changes. The reads of one call overlap, so that many small events at once wait
+    /// for memory but once.
+    pub fn expect(
+        &self,
+        worker: WorkerWithDpRank,
+        to_come: impl IntoIterator<Item = EngineHash, IntoIter: Clone>,
+        there: impl IntoIterator<Item = EngineHash, IntoIter: Clone>,
+    ) {
+        let Some(slot) = self.ranks.get(worker) else {
+            return;
+        };
+        let to_come = to_come.into_iter().map(|name| name.0);
+        let there = there.into_iter().map(|name| name.0);
+        self.held[slot.index()].fetch(there.clone().chain(to_come.clone()));
+        self.chains.fetch(there.clone().chain(to_come));
+        self.chains.fetch_blocks(there);
+    }
+
     /// Takes over what a rank says of its device tier.
     pub fn apply(&mut self, worker: WorkerWithDpRank, event: &KvEvent) -> Applied {
         self.apply_at(worker, Placement::default(), event)

@@ -169,6 +169,17 @@ impl Chains {
         std::hint::black_box(touched.fold(0, |all, one| all ^ one));
     }
 
+    /// Brings near the blocks that the table has under these names, once the names are.
+    pub(super) fn fetch_blocks(&self, names: impl Iterator<Item = u64>) {
+        let touched = names.map(|name| {
+            let place = self.names.guess(name);
+            place
+                .and_then(|place| self.block(place))
+                .map_or(0, |block| block.name)
+        });
+        std::hint::black_box(touched.fold(0, |all, one| all ^ one));
+    }
+
     /// Makes a change; blocks that nobody holds any more are forgotten.
     pub(super) fn change(&mut self, id: u32, stretch: Stretch, change: Change) {
         if change.holds {
@@ -190,7 +201,8 @@ impl Chains {
     fn hold(&mut self, id: u32, stretch: Stretch, change: Change) {
         let strand = &mut self.strands[index(id)];
         let mut held = 0;
-        for (span, holders) in strand.spans() {
+        let known = (stretch.from < strand.covered()).then(|| strand.spans());
+        for (span, holders) in known.into_iter().flatten() {
             let (from, to) = (span.from.max(stretch.from), span.to.min(stretch.to));
             if from < to && !holders.is_empty() {
                 held += usize::from(to - from);

@@ -62,6 +62,12 @@ impl Names {
         self.shards[shard].touch(hash)
     }
 
+    /// Where the name's block may be, to be read ahead.
+    pub(super) fn guess(&self, name: u64) -> Option<Place> {
+        let (shard, hash) = self.hash(name);
+        self.shards[shard].guess(hash)
+    }
+
     #[expect(
         clippy::cast_possible_truncation,
         reason = "the lower bits are all that is asked for"

@@ -158,6 +158,14 @@ impl Places {
         line.map_or(0, |line| u64::from(line.len))
     }
 
+    /// The first place that may be the one, of those where the hash belongs.
+    pub(super) fn guess(&self, hash: u32) -> Option<Place> {
+        let line = self.lines.get(self.home(hash))?;
+        let found = line.matching(|entry| hash_of(entry) == hash);
+        let entry = line.entries.get(lowest(found))?;
+        Some(place_of(*entry))
+    }
+
     /// Moves everything to so many lines, which must be enough.
     fn resize(&mut self, lines: usize) {
         let lines = vec![Line::default(); lines.max(2)];

@@ -17,6 +17,17 @@ impl Partition {
         self.apply_event_at(worker, Placement::default(), event)
     }
 
+    /// Says which blocks the next events of a rank are about, those to come and those that are there, so that they are
+    /// applied faster; nothing changes.
+    pub fn expect_events(
+        &self,
+        worker: WorkerWithDpRank,
+        to_come: impl IntoIterator<Item = EngineHash, IntoIter: Clone>,
+        there: impl IntoIterator<Item = EngineHash, IntoIter: Clone>,
+    ) {
+        self.read_index().kv.expect(worker, to_come, there);
+    }
+
     /// Takes over what a rank's engine says about one tier and group of its cache. Blocks that are
     /// stored behind doubted ones end the doubt about those.
     pub fn apply_event_at(

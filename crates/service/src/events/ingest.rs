@@ -30,6 +30,9 @@ use crate::recovery::{Claim, Recovery};
 use memory::{RankMemory, WaitingPieces};
 use run::{Run, Scratch};
 
+/// Names of a batch that are read ahead, at most, of blocks to come and of others.
+const MAX_EXPECTED: usize = 512;
+
 /// Which stream this is, and what its blocks must look like.
 #[derive(Debug)]
 pub(super) struct Target {
@@ -223,6 +226,7 @@ impl Ingest {
         if is_other && !replayed {
             self.spoken_for.insert(dp_rank);
         }
+        self.expect(dp_rank, &batch.events);
         for event in &batch.events {
             let applied = match event {
                 Event::Stored(stored) => self.store(dp_rank, stored),
@@ -233,6 +237,19 @@ impl Ingest {
                 Ok(kind) => self.metrics.count_applied(kind),
                 Err(reason) => self.metrics.count_skipped(reason, 1),
             }
+        }
+    }
+
+    /// Engines send what all their requests did in one step as one batch of many small events.
+    fn expect(&self, dp_rank: u32, events: &[Event]) {
+        if events.len() > 1 {
+            let names = |of: fn(&Event) -> &[u64]| {
+                let names = events.iter().flat_map(of).copied();
+                names.map(EngineHash).take(MAX_EXPECTED)
+            };
+            let worker = self.worker(dp_rank);
+            let (added, known) = (names(Event::added), names(Event::known));
+            self.target.partition.expect_events(worker, added, known);
         }
     }
 

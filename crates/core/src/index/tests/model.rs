@@ -463,6 +463,8 @@ fn check(spice: Spice) {
             index.remove_rank(worker);
             continue;
         }
+        let any: [EngineHash; 3] = std::array::from_fn(|_| EngineHash(random.random_range(0..40)));
+        index.expect(worker, any, any);
         step(&mut random, spice, &mut index, worker, model);
         let prompt = spice.prompt(&mut random, model);
         let checked = models.iter().skip(random.random_range(0..7)).step_by(7);

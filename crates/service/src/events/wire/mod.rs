@@ -85,6 +85,25 @@ pub(super) enum Event {
     Cleared,
 }
 
+impl Event {
+    /// Blocks that it adds.
+    pub(super) fn added(&self) -> &[u64] {
+        match self {
+            Self::Stored(stored) => &stored.engine_hashes,
+            Self::Removed(_) | Self::Cleared => &[],
+        }
+    }
+
+    /// Blocks that it takes to be there.
+    pub(super) fn known(&self) -> &[u64] {
+        match self {
+            Self::Stored(stored) => stored.parent.as_slice(),
+            Self::Removed(removed) => &removed.engine_hashes,
+            Self::Cleared => &[],
+        }
+    }
+}
+
 /// Stored blocks, as the engine names them.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Stored {
