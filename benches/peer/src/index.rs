@@ -14,6 +14,9 @@ use pointsman_plugin::WorkerWithDpRank;
 
 use crate::inputs::{EVENT_BLOCKS, Event, Inputs, Kind, Shape};
 
+/// Events that come in one message, as an engine sends after each step.
+const BATCH: usize = 16;
+
 pub(crate) struct Ours {
     pub(crate) index: KvIndex,
 }
@@ -67,14 +70,40 @@ impl Ours {
     }
 
     pub(crate) fn apply(&mut self, events: Vec<(WorkerWithDpRank, KvEvent)>) {
-        for (worker, event) in events {
-            self.index.apply(worker, &event);
+        for batch in events.chunks(BATCH) {
+            for of_worker in batch.chunk_by(|(one, _), (next, _)| one == next) {
+                let added = of_worker.iter().flat_map(|(_, event)| added(event));
+                let known = of_worker.iter().flat_map(|(_, event)| known(event));
+                self.index.expect(of_worker[0].0, added, known);
+                for (worker, event) in of_worker {
+                    self.index.apply(*worker, event);
+                }
+            }
         }
     }
 
     pub(crate) fn find(&self, chain: &[SequenceHash], overlaps: &mut Overlaps) {
         self.index.overlap_into(chain, overlaps);
     }
+}
+
+/// Blocks that an event adds.
+fn added(event: &KvEvent) -> impl Iterator<Item = EngineHash> + Clone {
+    let blocks: &[StoredBlock] = match event {
+        KvEvent::Stored { blocks, .. } => blocks,
+        _ => &[],
+    };
+    blocks.iter().map(|block| block.engine_hash)
+}
+
+/// Blocks that it takes to be there.
+fn known(event: &KvEvent) -> impl Iterator<Item = EngineHash> + Clone {
+    let names: &[EngineHash] = match event {
+        KvEvent::Stored { parent, .. } => parent.as_slice(),
+        KvEvent::Removed { engine_hashes } => engine_hashes,
+        _ => &[],
+    };
+    names.iter().copied()
 }
 
 impl Peer {

@@ -114,6 +114,7 @@ impl Inputs {
         }
         let tail = self.shape.blocks - self.conversations[0].system_blocks;
         for step in 0..tail.div_ceil(size) {
+            let before = events.len();
             for talk in &self.conversations {
                 let from = talk.system_blocks + step * size;
                 let to = (from + size).min(talk.blocks.len());
@@ -128,6 +129,8 @@ impl Inputs {
                     );
                 }
             }
+            // An engine tells at once what all its requests did in one step.
+            events[before..].sort_by_key(|event| event.worker);
         }
         events
     }
