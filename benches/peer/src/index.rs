@@ -72,9 +72,16 @@ impl Ours {
     pub(crate) fn apply(&mut self, events: Vec<(WorkerWithDpRank, KvEvent)>) {
         for batch in events.chunks(BATCH) {
             for of_worker in batch.chunk_by(|(one, _), (next, _)| one == next) {
-                let added = of_worker.iter().flat_map(|(_, event)| added(event));
-                let known = of_worker.iter().flat_map(|(_, event)| known(event));
-                self.index.expect(of_worker[0].0, added, known);
+                let small = || {
+                    of_worker
+                        .iter()
+                        .map(|(_, event)| event)
+                        .filter(|event| is_small(event))
+                };
+                if small().nth(1).is_some() {
+                    let (added, known) = (small().flat_map(added), small().flat_map(known));
+                    self.index.expect(of_worker[0].0, added, known);
+                }
                 for (worker, event) in of_worker {
                     self.index.apply(*worker, event);
                 }
@@ -84,6 +91,15 @@ impl Ours {
 
     pub(crate) fn find(&self, chain: &[SequenceHash], overlaps: &mut Overlaps) {
         self.index.overlap_into(chain, overlaps);
+    }
+}
+
+/// Whether it is about one block. Longer ones read ahead for themselves.
+fn is_small(event: &KvEvent) -> bool {
+    match event {
+        KvEvent::Stored { blocks, .. } => blocks.len() == 1,
+        KvEvent::Removed { engine_hashes } => engine_hashes.len() == 1,
+        _ => false,
     }
 }
 

@@ -129,8 +129,10 @@ impl Inputs {
                     );
                 }
             }
-            // An engine tells at once what all its requests did in one step.
-            events[before..].sort_by_key(|event| event.worker);
+            // An engine tells at once which block each of its requests filled in one step.
+            if size == 1 {
+                events[before..].sort_by_key(|event| event.worker);
+            }
         }
         events
     }

@@ -240,17 +240,20 @@ impl Ingest {
         }
     }
 
-    /// Engines send what all their requests did in one step as one batch of many small events.
+    /// Engines tell in one batch which block each of their requests filled in a step. Longer events read ahead for
+    /// themselves.
     fn expect(&self, dp_rank: u32, events: &[Event]) {
-        if events.len() > 1 {
-            let names = |of: fn(&Event) -> &[u64]| {
-                let names = events.iter().flat_map(of).copied();
-                names.map(EngineHash).take(MAX_EXPECTED)
-            };
-            let worker = self.worker(dp_rank);
-            let (added, known) = (names(Event::added), names(Event::known));
-            self.target.partition.expect_events(worker, added, known);
+        let small = |event: &&Event| event.blocks().len() == 1;
+        if events.iter().filter(small).nth(1).is_none() {
+            return;
         }
+        let names = |of: fn(&Event) -> &[u64]| {
+            let names = events.iter().filter(small).flat_map(of).copied();
+            names.map(EngineHash).take(MAX_EXPECTED)
+        };
+        let worker = self.worker(dp_rank);
+        let (added, known) = (names(Event::added), names(Event::known));
+        self.target.partition.expect_events(worker, added, known);
     }
 
     fn clear_rank(&mut self, dp_rank: u32) -> EventKind {

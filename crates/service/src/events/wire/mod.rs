@@ -86,6 +86,15 @@ pub(super) enum Event {
 }
 
 impl Event {
+    /// Blocks that it stores or removes.
+    pub(super) fn blocks(&self) -> &[u64] {
+        match self {
+            Self::Stored(stored) => &stored.engine_hashes,
+            Self::Removed(removed) => &removed.engine_hashes,
+            Self::Cleared => &[],
+        }
+    }
+
     /// Blocks that it adds.
     pub(super) fn added(&self) -> &[u64] {
         match self {
