@@ -16,7 +16,6 @@
 //! request is taken off `decode_cost_blocks` instead, down to 0. Of a worker whose load is unknown, active prefill and
 //! requests count as 0, and it does not count as the least loaded one.
 
-use std::cmp::Ordering;
 use std::sync::Arc;
 
 use crate::candidate::{
@@ -173,6 +172,8 @@ struct RowCost {
     prompt_tokens: f64,
     tracks_prefill: bool,
     credits_decode: bool,
+    /// Whether the credit depends on the backlog; where not, the least of it is not looked for.
+    fades: bool,
     least_prefill_tokens: f64,
 }
 
@@ -188,13 +189,15 @@ impl RowCost {
         candidates: &[WorkerCandidate],
     ) -> Self {
         let tracks_prefill = context.tracks_prefill_tokens();
-        let least = candidates
-            .iter()
-            .filter_map(known_load)
-            .map(WorkerLoadInput::active_prefill_tokens)
-            .min();
+        let weights = weights.overridden(context.config_overrides());
+        let fades = tracks_prefill && weights.overlap_score_credit_decay != 0.0;
+        let loads = candidates.iter().filter_map(known_load);
+        let least = fades
+            .then(|| loads.map(WorkerLoadInput::active_prefill_tokens).min())
+            .flatten();
         Self {
-            weights: weights.overridden(context.config_overrides()),
+            weights,
+            fades,
             block_size: f64::from(context.block_size().max(1)),
             request_blocks: context.request_blocks() as f64,
             prompt_tokens: context.prompt_tokens() as f64,
@@ -209,17 +212,18 @@ impl RowCost {
         reason = "token and request counts are far below 2^52"
     )]
     fn of(&self, candidate: &WorkerCandidate) -> f64 {
-        let known = known_load(candidate);
+        let (decode_blocks, known) = match candidate.load() {
+            Some(load) => (
+                load.decode_cost_blocks(),
+                load.is_available().then_some(load),
+            ),
+            None => (self.request_blocks, None),
+        };
         let active_prefill = known.map(|load| load.active_prefill_tokens() as f64);
         let active_requests = known.map_or(0.0, |load| load.active_requests() as f64);
-        let decode_blocks = candidate
-            .load()
-            .map_or(self.request_blocks, WorkerLoadInput::decode_cost_blocks);
-
-        let credit = self.credit(
-            candidate.cache().copied().unwrap_or_default(),
-            active_prefill,
-        );
+        let credit = candidate
+            .cache()
+            .map_or(0.0, |cache| self.credit(cache, active_prefill));
         let prefill = if self.tracks_prefill {
             let work = (active_prefill.unwrap_or(0.0) + self.prompt_tokens) / self.block_size;
             self.weights.prefill_load_scale * (work - credit).max(0.0)
@@ -236,7 +240,7 @@ impl RowCost {
     }
 
     /// What the worker's cache takes off the prompt, in blocks.
-    fn credit(&self, cache: WorkerCacheInput, active_prefill: Option<f64>) -> f64 {
+    fn credit(&self, cache: &WorkerCacheInput, active_prefill: Option<f64>) -> f64 {
         let [device, host, disk] = [
             cache.device_overlap_blocks(),
             cache.host_overlap_blocks(),
@@ -256,10 +260,10 @@ impl RowCost {
 
     /// How much of the device credit is left on a worker with this much active prefill: 1 on the least loaded one.
     fn fade(&self, active_prefill: Option<f64>) -> f64 {
-        let decay = self.weights.overlap_score_credit_decay;
-        if decay == 0.0 || !self.tracks_prefill {
+        if !self.fades {
             return 1.0;
         }
+        let decay = self.weights.overlap_score_credit_decay;
         let excess_tokens = active_prefill.map_or(0.0, |tokens| tokens - self.least_prefill_tokens);
         1.0 / (1.0 + decay * (excess_tokens / self.block_size) / self.request_blocks.max(1.0))
     }
@@ -295,66 +299,53 @@ impl WorkerPicker for CostPicker {
             .router_temperature_override()
             .unwrap_or(self.temperature);
         let costs = || input.candidates().iter().map(ScoredWorkerCandidate::cost);
-        let (least, spread) = if temperature > 0.0 {
-            let least = costs().fold(f64::INFINITY, f64::min);
+        let least = costs().fold(f64::INFINITY, f64::min);
+        let spread = if temperature > 0.0 {
             let most = costs().fold(f64::NEG_INFINITY, f64::max);
-            (least, (most - least) * temperature)
+            (most - least) * temperature
         } else {
-            (0.0, 0.0)
+            0.0
         };
         // Without temperature or spread, and where a product left the range of numbers, the lowest cost wins.
         let softens = spread.is_normal() && spread > 0.0;
-        let handicapped = |cost: f64, worker| {
-            if softens {
-                (cost - least) / spread - gumbel(seed, worker)
+        let rows = input.candidates().iter().enumerate();
+        // Between equal numbers the worker decides, so that the order of the rows never does.
+        let by_worker = |one: usize, other: usize| {
+            let worker = |row: usize| input.candidates()[row].worker();
+            worker(one).cmp(&worker(other))
+        };
+        let picked = if softens {
+            rows.map(|(row, scored)| {
+                let handicap = gumbel(seed, scored.worker());
+                ((scored.cost() - least) / spread - handicap, row)
+            })
+            .min_by(|one, other| {
+                let order = one.0.total_cmp(&other.0);
+                order.then_with(|| by_worker(one.1, other.1))
+            })
+            .map(|(_, row)| row)
+        } else {
+            let mut cheapest = rows.filter(move |(_, scored)| scored.cost() <= least);
+            let is_tie = cheapest.clone().nth(1).is_some();
+            if is_tie {
+                cheapest
+                    .map(|(row, scored)| (lot(seed, scored.worker()), row))
+                    .min_by(|one, other| {
+                        let order = one.0.cmp(&other.0);
+                        order.then_with(|| by_worker(one.1, other.1))
+                    })
+                    .map(|(_, row)| row)
             } else {
-                cost
+                cheapest.next().map(|(row, _)| row)
             }
         };
-        let mut best: Option<Best> = None;
-        for (row, scored) in input.candidates().iter().enumerate() {
-            let worker = scored.worker();
-            let cost = handicapped(scored.cost(), worker);
-            let order = best.map_or(Ordering::Less, |best| cost.total_cmp(&best.cost));
-            let lot = match (order, best) {
-                (Ordering::Greater, _) => continue,
-                (Ordering::Equal, Some(best)) => {
-                    let drawn = lot(seed, worker);
-                    if drawn >= best.lot.unwrap_or_else(|| lot(seed, best.worker)) {
-                        continue;
-                    }
-                    Some(drawn)
-                }
-                _ => None,
-            };
-            best = Some(Best {
-                row,
-                worker,
-                cost,
-                lot,
-            });
-        }
-        best.map(|best| best.row)
-            .ok_or_else(|| WorkerSelectionPolicyError::failed("no candidate to pick from"))
+        picked.ok_or_else(|| WorkerSelectionPolicyError::failed("no candidate to pick from"))
     }
 }
 
-/// The row that leads while a picker walks them.
-#[derive(Clone, Copy)]
-struct Best {
-    row: usize,
-    worker: WorkerWithDpRank,
-    cost: f64,
-    /// What it drew, once another row cost the same.
-    lot: Option<Lot>,
-}
-
-/// What decides between equal costs: a number, and between equal numbers the worker.
-type Lot = (u64, WorkerWithDpRank);
-
-/// The number a worker draws for a tie; the worker itself decides between equal numbers.
-fn lot(seed: u64, worker: WorkerWithDpRank) -> Lot {
-    (SeededRng::for_worker(seed, worker).next_u64(), worker)
+/// The number a worker draws for a tie.
+fn lot(seed: u64, worker: WorkerWithDpRank) -> u64 {
+    SeededRng::for_worker(seed, worker).next_u64()
 }
 
 /// A draw from the standard Gumbel distribution.

@@ -298,13 +298,13 @@ impl WorkerSelectionPolicy {
         candidates: &mut Vec<WorkerCandidate>,
         mut trace: Option<&mut PolicyTrace>,
     ) -> Result<PolicySelection, WorkerSelectionPolicyError> {
-        let picked = self
+        let scored = self
             .filter(context, candidates, trace.as_deref_mut())
-            .and_then(|()| self.score(context, candidates, trace.as_deref_mut()))
-            .and_then(|()| self.pick(context, candidates));
+            .and_then(|()| self.score(context, candidates, trace.as_deref_mut()));
         candidates
             .iter_mut()
             .for_each(WorkerCandidate::show_everything);
+        let picked = scored.and_then(|()| self.pick(context, candidates));
         let row = picked?;
         if let Some(trace) = trace {
             let picked = trace.survivors().nth(row).map(|(index, _)| index);
@@ -392,11 +392,11 @@ impl WorkerSelectionPolicy {
         Ok(())
     }
 
-    /// The picked row of `candidates`, checked.
+    /// The picked row of `candidates`, checked. The picker is given what it declared of them, and no candidate.
     fn pick(
         &mut self,
         context: &WorkerSelectionContext<'_>,
-        candidates: &mut [WorkerCandidate],
+        candidates: &[WorkerCandidate],
     ) -> Result<usize, WorkerSelectionPolicyError> {
         let Scratch {
             scored,
@@ -407,9 +407,10 @@ impl WorkerSelectionPolicy {
         cache.clear();
         load.clear();
         let inputs = self.picker.inputs;
-        for (candidate, scored) in candidates.iter_mut().zip(scored.iter_mut()) {
-            candidate.show_only(inputs);
-            scored.preferred_taint_multiplier = candidate.preferred_taint_multiplier();
+        if inputs.contains(WorkerInputs::PREFERRED_TAINT) {
+            for (candidate, scored) in candidates.iter().zip(scored.iter_mut()) {
+                scored.preferred_taint_multiplier = candidate.preferred_taint_multiplier();
+            }
         }
         if inputs.contains(WorkerInputs::CACHE) {
             cache.extend(candidates.iter().filter_map(WorkerCandidate::cache));
