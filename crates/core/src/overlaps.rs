@@ -57,6 +57,11 @@ impl Overlaps {
         self.span(Tier::Disk, Tier::External, slot)
     }
 
+    /// Whether no rank has any block.
+    pub(crate) fn is_empty(&self) -> bool {
+        !self.written
+    }
+
     /// Slots with at least one leading block, ascending.
     pub fn found(&self) -> impl Iterator<Item = RankSlot> {
         let mut slots = Vec::new();

@@ -245,6 +245,9 @@ impl Rows<'_> {
             discounts,
             ..
         } = self.scratch;
+        if overlaps.is_empty() && self.request.shared_hits.is_empty() {
+            return CacheOverlap::default();
+        }
         let share = discounts.get(&row.worker).copied().unwrap_or(1.0);
         let device = overlaps.blocks(row.index_slot);
         let [device_blocks, host_blocks, disk_blocks] = [
