@@ -3,15 +3,15 @@
 use super::ListOf;
 
 const ZEROS: u64 = 0x3030_3030_3030_3030;
-const UPPER_HALVES: u64 = 0xF0F0_F0F0_F0F0_F0F0;
-/// Carries everything after `9` out of the digits' half.
-const PAST_NINE: u64 = 0x0606_0606_0606_0606;
-/// The upper half of a digit, twice.
-const BOTH_THREE: u64 = 0x3333_3333_3333_3333;
+/// Brings bytes from 10 on to their highest bit, and none up to 9.
+const BEYOND_NINE: u64 = 0x7676_7676_7676_7676;
+const HIGHEST_BITS: u64 = 0x8080_8080_8080_8080;
 /// In so many bytes commas are looked for at once.
 const MASKED: usize = 64;
 /// Those and what is read with the last element that ends in them.
 const WINDOW: usize = MASKED + 8;
+/// A sign, twenty digits, and what is read with them.
+const LONG_WINDOW: usize = 32;
 const POWERS: [u64; 9] = [
     1,
     10,
@@ -53,11 +53,10 @@ impl Id for u64 {
     const ARE_SHORT: bool = false;
 
     fn from_parts(negative: bool, magnitude: u64) -> Option<Self> {
-        match negative {
-            false => Some(magnitude),
-            true if magnitude <= 1 << 63 => Some(magnitude.wrapping_neg()),
-            true => None,
-        }
+        // Half of all hashes are negative, in no order: nothing here branches on it.
+        let sign = u64::from(negative);
+        let most = (u64::MAX >> sign) + sign;
+        (magnitude <= most).then(|| (magnitude ^ sign.wrapping_neg()).wrapping_add(sign))
     }
 }
 
@@ -155,19 +154,21 @@ fn short_ids<T: Id>(text: &[u8], mut at: usize, list: &mut Vec<T>) -> usize {
 /// Reads ids of 17 to 20 digits, as most hashes are, for as long as each has a comma right behind it; where the next
 /// element begins. All else is left to whoever reads that.
 fn long_ids<T: Id>(text: &[u8], mut at: usize, list: &mut Vec<T>) -> usize {
-    loop {
-        let negative = text.get(at) == Some(&b'-');
-        let Some((magnitude, end)) = long_magnitude(text, at + usize::from(negative)) else {
+    while let Some(window) = text.get(at..).and_then(<[u8]>::first_chunk::<LONG_WINDOW>) {
+        let sign = usize::from(window[0] == b'-');
+        let Some((magnitude, count)) = window.get(sign..).and_then(long_magnitude) else {
             return at;
         };
-        let id = T::from_parts(negative, magnitude);
-        let (Some(id), Some(b',')) = (id, text.get(end)) else {
+        let comma = sign + count;
+        let id = T::from_parts(sign == 1, magnitude);
+        let (Some(id), Some(b',')) = (id, window.get(comma)) else {
             return at;
         };
         list.push(id);
-        at = end + 1;
+        at += comma + 1;
         at += usize::from(text.get(at) == Some(&b' '));
     }
+    at
 }
 
 /// The number between `start` and `end`; `None` where that is not one to seven digits, with no
@@ -184,10 +185,8 @@ fn short_id(window: &[u8; WINDOW], start: usize, end: usize) -> Option<u64> {
     if count == 0 || count > 7 || is_padded {
         return None;
     }
-    let shift = 64 - 8 * count;
-    let digits = word << shift;
-    let halves = (digits & UPPER_HALVES) | ((digits.wrapping_add(PAST_NINE) & UPPER_HALVES) >> 4);
-    (halves == BOTH_THREE << shift).then(|| joined(digits))
+    let digits = first(values(word), count);
+    (no_digits(digits) == 0).then(|| joined(digits))
 }
 
 /// A bit for every comma of the first [`MASKED`] bytes.
@@ -208,29 +207,30 @@ fn commas(window: &[u8; WINDOW]) -> u64 {
 fn integer<T: Id>(text: &[u8], at: usize) -> Option<(T, usize)> {
     let negative = text.get(at) == Some(&b'-');
     let start = at + usize::from(negative);
-    let (magnitude, end) = match long_magnitude(text, start) {
-        Some(long) => long,
+    let (magnitude, end) = match text.get(start..).and_then(long_magnitude) {
+        Some((magnitude, count)) => (magnitude, start + count),
         None => magnitude(text, start)?,
     };
     Some((T::from_parts(negative, magnitude)?, end))
 }
 
-/// The same without its sign, where it has 17 to 20 digits, as most hashes have.
-fn long_magnitude(text: &[u8], at: usize) -> Option<(u64, usize)> {
-    let words = text.get(at..).and_then(<[u8]>::first_chunk::<24>)?;
-    let (words, _) = words.as_chunks::<8>();
-    let [high, low, rest] = <[[u8; 8]; 3]>::try_from(words)
-        .ok()?
-        .map(u64::from_le_bytes);
+/// The number that `text` begins with, where it has 17 to 20 digits, as most hashes have, and how many those are.
+#[inline]
+fn long_magnitude(text: &[u8]) -> Option<(u64, usize)> {
+    let (words, _) = text.first_chunk::<24>()?.as_chunks::<8>();
+    let [high, low, rest] =
+        [words[0], words[1], words[2]].map(|word| values(u64::from_le_bytes(word)));
     let count = count_digits(rest);
-    let are_digits = others(high) | others(low) == 0;
-    if !are_digits || high & 0xFF == u64::from(b'0') || !(1..=4).contains(&count) {
+    if no_digits(high) | no_digits(low) != 0
+        || high.trailing_zeros() >= 8
+        || !(1..=4).contains(&count)
+    {
         return None;
     }
     let magnitude = joined(high) * POWERS[8] + joined(low);
     let magnitude = magnitude.checked_mul(POWERS[count])?;
-    let magnitude = magnitude.checked_add(value_of(rest, count))?;
-    Some((magnitude, at + 16 + count))
+    let magnitude = magnitude.checked_add(joined(first(rest, count)))?;
+    Some((magnitude, 16 + count))
 }
 
 /// The digits that begin at `start`, and where they end.
@@ -254,33 +254,36 @@ fn digits(text: &[u8], at: usize) -> (u64, usize) {
     let Some(word) = text.get(at..).and_then(<[u8]>::first_chunk::<8>) else {
         return last_digits(text, at);
     };
-    let word = u64::from_le_bytes(*word);
-    match count_digits(word) {
+    let values = values(u64::from_le_bytes(*word));
+    match count_digits(values) {
         0 => (0, 0),
-        count => (value_of(word, count), count),
+        count => (joined(first(values, count)), count),
     }
 }
 
-/// How many of the bytes, from the first on, are digits.
-fn count_digits(word: u64) -> usize {
-    (others(word).trailing_zeros() / 8) as usize
+/// What the digits in a word of text are worth, each in its byte; of other text, no digit up to the first of it.
+fn values(word: u64) -> u64 {
+    word.wrapping_sub(ZEROS)
 }
 
-/// Not zero in the bytes that are no digits; those behind the first of them say nothing.
-fn others(word: u64) -> u64 {
-    ((word & UPPER_HALVES) ^ ZEROS) | ((word.wrapping_add(PAST_NINE) & UPPER_HALVES) ^ ZEROS)
+/// A bit in each byte that is not 0 to 9; those behind the first of them say nothing.
+fn no_digits(values: u64) -> u64 {
+    (values | values.wrapping_add(BEYOND_NINE)) & HIGHEST_BITS
 }
 
-/// The value of the first `count` bytes, which are digits; one to eight of them.
-fn value_of(word: u64, count: usize) -> u64 {
-    // Moved to the upper end they have zeros before them.
-    joined(word << (64 - 8 * count))
+/// How many of the bytes, from the first on, are 0 to 9.
+fn count_digits(values: u64) -> usize {
+    (no_digits(values).trailing_zeros() / 8) as usize
 }
 
-/// The value of eight bytes that are digits or zero; they are joined two by two.
+/// The first `count` bytes, one to eight, with zeros before them.
+fn first(values: u64, count: usize) -> u64 {
+    values << (64 - 8 * count)
+}
+
+/// The number that eight digits make; they are joined two by two.
 fn joined(digits: u64) -> u64 {
-    let ones = digits & 0x0F0F_0F0F_0F0F_0F0F;
-    let pairs = (ones.wrapping_mul(2561) >> 8) & 0x00FF_00FF_00FF_00FF;
+    let pairs = (digits.wrapping_mul(2561) >> 8) & 0x00FF_00FF_00FF_00FF;
     let fours = (pairs.wrapping_mul(6_553_601) >> 16) & 0x0000_FFFF_0000_FFFF;
     fours.wrapping_mul(42_949_672_960_001) >> 32
 }
