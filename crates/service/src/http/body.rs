@@ -4,7 +4,7 @@
 
 use std::error::Error;
 
-use axum::body::{Body, Bytes};
+use axum::body::{Body, Bytes, HttpBody as _};
 use axum::extract::{FromRequest, Request};
 use axum::http::{HeaderMap, StatusCode, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
@@ -42,6 +42,9 @@ impl FromRequest<Api> for OptionalJson {
 
     async fn from_request(request: Request, api: &Api) -> Result<Self, Refusal> {
         let (head, body) = request.into_parts();
+        if body.is_end_stream() {
+            return Ok(Self(Bytes::new()));
+        }
         check_length(&head.headers, api.config.max_body_bytes)?;
         let bytes = read(body, api).await?;
         if !bytes.is_empty() {

@@ -6,6 +6,7 @@
 mod access;
 mod answer;
 mod body;
+mod connections;
 mod documents;
 mod error;
 mod filter;

@@ -12,7 +12,8 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use axum::Router;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper::service::{Service, service_fn};
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
 use hyper_util::service::TowerToHyperService;
 use rustls::pki_types::pem::PemObject;
@@ -24,9 +25,12 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
+use tokio_util::io::InspectWriter;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::{LocalPoolHandle, TaskTracker};
 use tracing::{debug, info, warn};
+
+use super::connections::Connections;
 
 /// Rest after a failure to accept, which is most often a lack of file descriptors.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
@@ -41,7 +45,8 @@ pub struct ServerConfig {
     /// served on the caller's runtime.
     pub threads: usize,
     pub max_connections: usize,
-    /// Longest wait for a handshake, and for the head of a request.
+    /// Longest wait for a handshake; a connection on which nothing gets on for so long, as with half the head of a
+    /// request, is cut at the next look, half of that later at most.
     pub head_timeout: Duration,
     /// How long callers under way are waited for at the end.
     pub drain: Duration,
@@ -121,6 +126,7 @@ struct Door {
     head_timeout: Duration,
     drain: Duration,
     stop: CancellationToken,
+    connections: Arc<Connections>,
 }
 
 impl Server {
@@ -155,7 +161,9 @@ impl Server {
 
     /// Serves until `stop`; then lets no one in, and waits for the answers under way.
     pub async fn serve(self, router: Router, stop: CancellationToken) {
+        let open = Arc::new(Connections::default());
         let door = Door {
+            connections: Arc::clone(&open),
             router,
             tls: self.tls.as_ref().map(|tls| Arc::clone(&tls.current)),
             head_timeout: self.config.head_timeout,
@@ -191,6 +199,7 @@ impl Server {
             () = stop.cancelled() => {}
             () = accepting => {}
             () = reloading => {}
+            () = open.watch(self.config.head_timeout) => {}
         }
         drop(self.listener);
         connections.close();
@@ -219,16 +228,29 @@ impl Door {
     }
 
     async fn serve(&self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
-        let mut server = auto::Builder::new(TokioExecutor::new());
-        server
-            .http1()
-            .timer(TokioTimer::new())
-            .header_read_timeout(self.head_timeout);
-        let service = TowerToHyperService::new(self.router.clone());
+        let watched = self.connections.enter(&self.stop);
+        let progress = Arc::clone(watched.progress());
+        let stream = InspectWriter::new(stream, move |_: &[u8]| progress.wrote());
+        let (router, progress) = (
+            TowerToHyperService::new(self.router.clone()),
+            watched.progress(),
+        );
+        let service = service_fn(|request| {
+            let (answer, answering) = (router.call(request), progress.answer());
+            async move {
+                let answer = answer.await;
+                drop(answering);
+                answer
+            }
+        });
+        let server = auto::Builder::new(TokioExecutor::new());
         let mut connection = pin!(server.serve_connection(TokioIo::new(stream), service));
         let ended = tokio::select! {
             ended = connection.as_mut() => Some(ended),
-            () = self.stop.cancelled() => {
+            () = watched.ended() => {
+                if !self.stop.is_cancelled() {
+                    return debug!("a connection on which nothing got on was cut");
+                }
                 connection.as_mut().graceful_shutdown();
                 timeout(self.drain, connection).await.ok()
             }

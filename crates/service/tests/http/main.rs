@@ -54,6 +54,7 @@
 mod approximate;
 mod busy;
 mod catalog;
+mod connections;
 mod dump;
 mod embed;
 mod inspection;
@@ -70,4 +71,3 @@ mod security;
 mod selecting;
 mod shared_cache;
 mod storm;
-mod threads;

@@ -1,6 +1,7 @@
-//! A server's own threads: who serves a connection, and that the end comes to all of them.
+//! A server's connections: which thread serves one, when one is cut, and that the end comes to all of them.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use axum::Router;
 use axum::routing::get;
@@ -71,4 +72,26 @@ async fn connections_are_dealt_evenly_to_a_servers_own_threads_and_end_with_it()
     for mut stream in open {
         assert_eq!(stream.read(&mut [0; 16]).await.unwrap(), 0, "closed");
     }
+}
+
+#[tokio::test]
+async fn a_client_that_sends_half_a_head_is_cut() {
+    let server = Server::bind(ServerConfig {
+        threads: 1,
+        head_timeout: Duration::from_millis(20),
+        ..ServerConfig::new(([127, 0, 0, 1], 0).into())
+    });
+    let server = server.await.unwrap();
+    let (address, stop) = (server.address(), CancellationToken::new());
+    let serving = tokio::spawn(server.serve(Router::new().route("/", get(who)), stop.clone()));
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    stream.write_all(&ASK[..ASK.len() / 2]).await.unwrap();
+    let mut answer = Vec::new();
+    let read = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut answer)).await;
+    assert!(
+        matches!(read.unwrap(), Ok(0) | Err(_)),
+        "answered {answer:?}"
+    );
+    stop.cancel();
+    serving.await.unwrap();
 }
