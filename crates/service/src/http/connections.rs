@@ -29,7 +29,7 @@ struct Open {
 struct Seen {
     progress: Arc<Progress>,
     writes: u64,
-    /// Looks since it moved.
+    /// Looks that found it as the one before did.
     still: u32,
 }
 
@@ -58,7 +58,8 @@ impl Connections {
     pub(super) fn enter(self: &Arc<Self>, stop: &CancellationToken) -> Connection {
         let progress = Arc::new(Progress {
             answering: AtomicUsize::new(0),
-            writes: AtomicU64::new(0),
+            // That it came is the first.
+            writes: AtomicU64::new(1),
             end: stop.child_token(),
         });
         let seen = Seen {
@@ -77,7 +78,7 @@ impl Connections {
         }
     }
 
-    /// Cuts, for as long as it is polled, what stands still for `limit`; half of that later at most.
+    /// Cuts, for as long as it is polled, what stands still for `limit`, at the next look.
     pub(super) async fn watch(&self, limit: Duration) {
         loop {
             sleep(limit / LOOKS).await;
@@ -96,7 +97,7 @@ impl Connections {
                 seen.still + 1
             };
             seen.writes = writes;
-            if seen.still > LOOKS {
+            if seen.still == LOOKS {
                 seen.progress.end.cancel();
             }
         }
@@ -173,7 +174,6 @@ mod tests {
         all.look();
         drop(used.progress.answer());
         used.progress.wrote();
-        all.look();
         assert_eq!((of_fresh, looks(&all, &used)), (3, 3));
     }
 
