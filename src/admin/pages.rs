@@ -5,6 +5,7 @@ use axum::extract::{RawQuery, State};
 use axum::http::{StatusCode, header};
 use axum::response::{Html, IntoResponse, Response};
 use pointsman_service::WorkerRecord;
+use pointsman_service::http::LoadsAnswer;
 use serde::Serialize;
 use serde_json::json;
 
@@ -160,57 +161,15 @@ pub(super) async fn workers(State(shown): State<Shown>, RawQuery(query): RawQuer
     Json(records).into_response()
 }
 
-#[derive(Serialize)]
-struct PartitionLoads {
-    model_name: String,
-    routing_group: String,
-    loads: Vec<RankLoad>,
-    /// Ranks that left, until their requests end.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    leaving: Vec<RankLoad>,
-    pending_count: u64,
-    pending_isl_tokens: u64,
-}
-
-#[derive(Serialize)]
-struct RankLoad {
-    worker_id: u64,
-    dp_rank: u32,
-    potential_prefill_tokens: u64,
-    potential_decode_blocks: u64,
-    active_requests: u64,
-}
-
-impl RankLoad {
-    fn of(load: &pointsman_core::RankLoad) -> Self {
-        Self {
-            worker_id: load.worker.worker_id,
-            dp_rank: load.worker.dp_rank,
-            potential_prefill_tokens: load.active_prefill_tokens,
-            potential_decode_blocks: load.decode_blocks,
-            active_requests: load.active_requests,
-        }
-    }
-}
-
 pub(super) async fn loads(State(shown): State<Shown>, RawQuery(query): RawQuery) -> Response {
     let wanted = Wanted::from_query(query.as_deref());
-    let partitions: Vec<PartitionLoads> = shown
-        .service
-        .loads()
-        .into_iter()
+    let partitions = shown.service.loads();
+    let wanted: Vec<_> = partitions
+        .iter()
         .filter(|partition| wanted.holds(&partition.id.model_name, &partition.id.routing_group))
-        .map(|partition| PartitionLoads {
-            model_name: partition.id.model_name,
-            routing_group: partition.id.routing_group,
-            loads: partition.loads.iter().map(RankLoad::of).collect(),
-            leaving: partition.leaving.iter().map(RankLoad::of).collect(),
-            // Nothing waits for a turn so far.
-            pending_count: 0,
-            pending_isl_tokens: 0,
-        })
+        .map(LoadsAnswer::new)
         .collect();
-    Json(partitions).into_response()
+    Json(wanted).into_response()
 }
 
 #[derive(Serialize)]

@@ -118,9 +118,9 @@ pub(super) struct ReservationAnswer<'a> {
     endpoint: &'a str,
 }
 
-/// The load of one partition.
+/// The load of one partition, as `/loads` tells it.
 #[derive(Debug, Serialize, ToSchema)]
-pub(super) struct LoadsAnswer<'a> {
+pub struct LoadsAnswer<'a> {
     model_name: &'a str,
     routing_group: &'a str,
     loads: Vec<LoadAnswer>,
@@ -301,7 +301,8 @@ impl<'a> ReservationAnswer<'a> {
 }
 
 impl<'a> LoadsAnswer<'a> {
-    pub(super) fn new(partition: &'a PartitionLoads) -> Self {
+    /// The same in published names and units.
+    pub fn new(partition: &'a PartitionLoads) -> Self {
         Self {
             model_name: &partition.id.model_name,
             routing_group: &partition.id.routing_group,

@@ -36,6 +36,7 @@ use crate::service::SelectionService;
 use error::Refusal;
 
 pub use access::{Access, Right, Tokens, TokensError};
+pub use answer::LoadsAnswer;
 pub use openapi::openapi_json;
 pub use server::{Server, ServerConfig, ServerError, TlsFiles};
 pub use token_file::{TokenFile, TokenFileError};
