@@ -23,6 +23,8 @@ use super::owned::Piece;
 use super::wire::{self, EVENTS, PEERS};
 
 const HEARTBEAT: Duration = Duration::from_secs(1);
+/// What comes within it leaves together: under load a wake, a write and a packet cost more than the event in them.
+const REST: Duration = Duration::from_millis(1);
 /// Events of one turn.
 const TURN: usize = 256;
 /// Pieces of snapshots of one turn: they are taken while nobody else can reserve.
@@ -189,6 +191,7 @@ impl Pump {
             while self.turn(&mut due) {
                 tokio::task::yield_now().await;
             }
+            sleep(REST).await;
         }
     }
 
