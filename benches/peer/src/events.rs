@@ -2,10 +2,21 @@
 
 use crate::index::{Ours, Peer, Published, Trees, compare, print_who_knows_own_names};
 use crate::inputs::{EVENT_BLOCKS, Event, Inputs, Kind, Shape};
-use crate::report::{cpu, verdict};
+use crate::report::{cpu, quantile, verdict_of_many};
+
+/// Pairs of turns, each with indexes of its own; the sides take turns in going first.
+const REPEATS: usize = 9;
+
+/// CPU seconds of one turn of each side.
+struct Pair {
+    ours: f64,
+    peer: f64,
+}
 
 pub(crate) fn run(workers: &[usize], blocks: &[usize]) {
-    println!("events, million blocks per second of CPU: ours / peer");
+    println!(
+        "events, million blocks per second of CPU: ours / peer, medians; ratios of {REPEATS} pairs: median [quartiles]"
+    );
     for workers in workers {
         for blocks in blocks {
             row(*workers, *blocks, true, Peer::new);
@@ -28,62 +39,70 @@ fn row<P: Published>(workers: usize, blocks: usize, same_names: bool, new: impl 
         tail_entries: 600_000,
         same_names,
     });
-    let names = if same_names {
-        "same names"
+    let (names, limit) = if same_names {
+        ("same names", [0.5, 0.2])
     } else {
-        "own names"
+        ("own names", [1.0, 1.0])
     };
-    for (kind, size, limit) in [("bulk", EVENT_BLOCKS, 0.5), ("one by one", 1, 0.2)] {
+    for ((kind, size), limit) in [("bulk", EVENT_BLOCKS), ("one by one", 1)]
+        .into_iter()
+        .zip(limit)
+    {
         let (stores, removals) = (inputs.stores(size), inputs.removals(size));
-        let limit = if same_names { limit } else { 1.0 };
-        let mut figures = [Vec::new(), Vec::new()];
-        for repeat in 0..3 {
+        let mut figures: [Vec<Pair>; 2] = Default::default();
+        for repeat in 0..REPEATS {
             let mut ours = Ours::new(workers);
             let mut peer = new();
-            let sides = [
-                seconds(
-                    || ours.apply(Ours::events(&stores)),
-                    || drop(Ours::events(&stores)),
-                ),
-                seconds(
-                    || peer.apply(Peer::events(&stores)),
-                    || drop(Peer::events(&stores)),
-                ),
-            ];
+            let ours_first = repeat % 2 == 0;
+            figures[0].push(pair(&mut ours, &mut peer, &stores, ours_first));
             if repeat == 0 {
                 let prompts = inputs.prompts(Kind::Hit, 16);
                 compare(&ours, &peer, &inputs, &prompts, true);
             }
-            figures[0].push(sides);
-            figures[1].push([
-                seconds(
-                    || ours.apply(Ours::events(&removals)),
-                    || drop(Ours::events(&removals)),
-                ),
-                seconds(
-                    || peer.apply(Peer::events(&removals)),
-                    || drop(Peer::events(&removals)),
-                ),
-            ]);
+            figures[1].push(pair(&mut ours, &mut peer, &removals, ours_first));
         }
-        for (what, figures, events) in [
-            ("stored", &figures[0], &stores),
-            ("removed", &figures[1], &removals),
+        for (what, figures, events, limit) in [
+            ("stored", &figures[0], &stores, limit),
+            ("removed", &figures[1], &removals, 1.0),
         ] {
             let blocks_moved: usize = events.iter().map(Event::len).sum();
-            let [our, their] = [0, 1].map(|side| {
-                let mut times: Vec<f64> = figures.iter().map(|sides| sides[side]).collect();
-                times.sort_by(f64::total_cmp);
-                times[times.len() / 2]
-            });
-            let rate = |seconds: f64| blocks_moved as f64 / seconds / 1e6;
+            let rate = |side: fn(&Pair) -> f64| {
+                let mut times: Vec<f64> = figures.iter().map(side).collect();
+                blocks_moved as f64 / quantile(&mut times, 0.5) / 1e6
+            };
+            let mut ratios: Vec<f64> = figures.iter().map(|pair| pair.ours / pair.peer).collect();
             println!(
                 "{workers:>5} workers, {blocks:>5} blocks, {names}, {kind} {what}: {:>6.2} / {:>6.2}  time {}",
-                rate(our),
-                rate(their),
-                verdict(our / their, if what == "stored" { limit } else { 1.0 })
+                rate(|pair| pair.ours),
+                rate(|pair| pair.peer),
+                verdict_of_many(&mut ratios, limit)
             );
         }
+    }
+}
+
+/// CPU seconds that both sides need for the same events, one right after the other.
+fn pair(ours: &mut Ours, peer: &mut impl Published, events: &[Event], ours_first: bool) -> Pair {
+    let mut of_ours = || {
+        seconds(
+            || ours.apply(Ours::events(events)),
+            || drop(Ours::events(events)),
+        )
+    };
+    let mut of_peer = || {
+        seconds(
+            || peer.apply(Peer::events(events)),
+            || drop(Peer::events(events)),
+        )
+    };
+    if ours_first {
+        let ours = of_ours();
+        let peer = of_peer();
+        Pair { ours, peer }
+    } else {
+        let peer = of_peer();
+        let ours = of_ours();
+        Pair { ours, peer }
     }
 }
 

@@ -23,6 +23,13 @@ pub(crate) fn verdict(ratio: f64, limit: f64) -> String {
     format!("{ratio:6.2}x (limit {limit:.2}x) {word}")
 }
 
+/// The median of ratios that are sorted in place, their quartiles, and the verdict on the median.
+pub(crate) fn verdict_of_many(ratios: &mut [f64], limit: f64) -> String {
+    let [lower, median, upper] = [0.25, 0.5, 0.75].map(|share| quantile(ratios, share));
+    let word = if median <= limit { "holds" } else { "MISSES" };
+    format!("{median:6.2}x [{lower:.2}-{upper:.2}] (limit {limit:.2}x) {word}")
+}
+
 /// CPU seconds of all threads of this process.
 pub(crate) fn cpu() -> f64 {
     let time = ClockId::CLOCK_PROCESS_CPUTIME_ID.now();
