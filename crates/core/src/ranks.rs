@@ -179,6 +179,15 @@ impl RankSet {
         }
     }
 
+    /// Whether `slot` is the only member.
+    pub(crate) fn is_only(&self, slot: RankSlot) -> bool {
+        match self {
+            Self::Word(word) => slot.0 < WORD_BITS && *word == bit(slot.0),
+            Self::Few { len, slots } => *len == 1 && slots[0] == slot.0,
+            Self::Many(_) => self.len() == 1 && self.contains(slot),
+        }
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         match self {
             Self::Word(word) => *word == 0,
@@ -321,6 +330,7 @@ mod tests {
                 assert_eq!(members, model);
                 assert_eq!(set.len(), model.len());
                 assert_eq!(set.is_empty(), model.is_empty());
+                assert_eq!(set.is_only(slot), model.len() == 1 && model.contains(&slot));
             }
         }
     }

@@ -79,15 +79,23 @@ impl KvIndex {
         })
     }
 
+    /// The block a rank means by a name, if it holds it.
+    pub(super) fn meaning(&self, slot: RankSlot, name: EngineHash) -> Option<Place> {
+        let rank = &self.held[slot.index()];
+        rank.meant(name).or_else(|| {
+            let place = self.chains.named(name.0)?;
+            rank.calls_as_all(place).then_some(place)
+        })
+    }
+
+    pub(super) fn is_held_by(&self, slot: RankSlot, place: Place) -> bool {
+        let holders = self.chains.holders(place);
+        holders.is_some_and(|holders| holders.tiers(slot).next().is_some())
+    }
+
     /// Whether the rank holds a block under the name that the table has for it.
     pub(super) fn is_implied(&self, slot: RankSlot, place: Place) -> bool {
-        let rank = &self.held[slot.index()];
-        !rank.is_owned(place)
-            && rank.alias(place).is_none()
-            && self
-                .chains
-                .holders(place)
-                .is_some_and(|holders| holders.tiers(slot).next().is_some())
+        self.held[slot.index()].calls_as_all(place) && self.is_held_by(slot, place)
     }
 
     /// What a rank calls a block that it holds and that has no own names.

@@ -2,9 +2,10 @@
 
 use hashbrown::HashMap;
 
+use super::StoredBlock;
 use super::names::Names;
 use super::strand::{Block, Change, Holders, MAX_BLOCKS, Place, Strand, Stretch};
-use crate::hash::SequenceHash;
+use crate::hash::{SequenceHash, chain};
 use crate::ranks::RankSlot;
 use crate::tier::Tier;
 
@@ -149,6 +150,66 @@ impl Chains {
             self.strands[index(id)].push(*block);
             end += 1;
         }
+        end - before
+    }
+
+    /// Lets a rank that holds `parent` hold blocks behind it in the strand, as far as others hold
+    /// them under these names, and no others; or, at the end of what it holds alone, new blocks. How many.
+    pub(super) fn put_straight(
+        &mut self,
+        parent: Place,
+        change: Change,
+        blocks: &[StoredBlock],
+        is_free: impl Fn(u64) -> bool,
+    ) -> u16 {
+        let strand = &mut self.strands[index(parent.strand)];
+        let from = u16::from(parent.offset) + 1;
+        if from == strand.end() {
+            if !strand.ends_with_only(change) {
+                return 0;
+            }
+            return self.extend(parent.strand, blocks, is_free);
+        }
+        let count = strand.same_behind(parent.offset, blocks, change.slot, is_free);
+        if count > 0 {
+            let to = from + count;
+            strand.change(Stretch { from, to }, change);
+        }
+        count
+    }
+
+    /// Appends blocks to a strand, held by whoever holds its last one, as far as they and their
+    /// names are new and there is room; how many.
+    fn extend(&mut self, id: u32, blocks: &[StoredBlock], is_free: impl Fn(u64) -> bool) -> u16 {
+        let strand = &self.strands[index(id)];
+        let before = strand.end();
+        let mut end = before;
+        let mut previous = strand.last();
+        for block in &blocks[..blocks.len().min(MAX_BLOCKS - usize::from(before))] {
+            let sequence = chain(previous, block.block_hash);
+            let name = block.engine_hash.0;
+            if name == 0 || self.heads.contains_key(&sequence) || !is_free(name) {
+                break;
+            }
+            let strands = &self.strands;
+            let is = |place| is_named(strands, place, name);
+            if !self.names.insert(name, at(id, end), is) {
+                break;
+            }
+            let strand = &mut self.strands[index(id)];
+            if end == before {
+                strand.reserve(blocks.len());
+            }
+            strand.push(Block {
+                sequence,
+                tokens: block.block_hash,
+                name,
+            });
+            previous = Some(sequence);
+            end += 1;
+        }
+        self.strands[index(id)].cover_all();
+        self.blocks += usize::from(end - before);
         end - before
     }
 

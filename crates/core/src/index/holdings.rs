@@ -110,6 +110,11 @@ impl Holdings {
         self.own.get(&name).map(|own| own.place())
     }
 
+    /// Whether the rank has no name of its own for a block.
+    pub(super) fn calls_as_all(&self, place: Place) -> bool {
+        !self.is_owned(place) && self.alias(place).is_none()
+    }
+
     /// Where an own name or an alias of the rank is.
     pub(super) fn meant(&self, name: EngineHash) -> Option<Place> {
         self.own(name).or_else(|| self.aliases.find(name))

@@ -4,7 +4,7 @@ use pointsman_plugin::WorkerWithDpRank;
 
 use super::apply::{Run, Source, Word, count};
 use super::chains::{self, Next};
-use super::strand::{Block, Change, Place, Stretch};
+use super::strand::{Block, Change, Place, Stretch, length};
 use super::waiting::Orphan;
 use super::{Applied, KvIndex, Placement, StoredBlock, Tier};
 use crate::hash::{BlockHash, EngineHash, SequenceHash, chain};
@@ -62,11 +62,18 @@ impl KvIndex {
         blocks: &[StoredBlock],
     ) -> Applied {
         let mut cursor = Cursor::default();
+        let mut straight = 0;
         if let Some(parent) = parent {
-            let names = blocks.iter().map(|block| block.engine_hash.0);
-            self.held[source.slot.index()].fetch(names.clone());
-            self.chains.fetch(names);
-            let Some(place) = self.resolve(source.slot, parent) else {
+            // Whoever stores one block at a time has `expect`.
+            if blocks.len() > 1 {
+                let names = blocks.iter().map(|block| block.engine_hash.0);
+                self.held[source.slot.index()].fetch(names.clone());
+                self.chains.fetch(names);
+            }
+            let known = self.meaning(source.slot, parent);
+            straight = known.map_or(0, |place| self.put_straight(source, place, blocks));
+            let is_held = |place: &Place| straight > 0 || self.is_held_by(source.slot, *place);
+            let Some(place) = known.filter(is_held) else {
                 self.counts.unknown_parents += 1;
                 self.waiting.push(Orphan {
                     source,
@@ -76,9 +83,16 @@ impl KvIndex {
                 });
                 return Applied::UnknownParent;
             };
-            cursor = self.cursor(place);
+            if straight < blocks.len() {
+                let last = u16::from(place.offset) + length(straight);
+                cursor = self.cursor(chains::at(place.strand, last));
+            }
         }
-        let tally = self.put_blocks(source, cursor, blocks);
+        let mut tally = Tally::default();
+        if straight < blocks.len() {
+            tally = self.put_blocks(source, cursor, &blocks[straight..]);
+        }
+        tally.stored += straight;
         if !self.waiting.is_empty() {
             self.wake(source.slot, blocks);
         }
@@ -122,6 +136,31 @@ impl KvIndex {
             sequence: self.chains.block(place).map(|block| block.sequence),
             depth: self.chains.strand(place.strand).depth + u32::from(place.offset) + 1,
         }
+    }
+
+    /// Stores blocks behind one that `parent` is if the rank holds it, as far as they need no more
+    /// than the rank's bit, and be they new, their names in the table; how many. So output comes.
+    fn put_straight(&mut self, source: Source, parent: Place, blocks: &[StoredBlock]) -> usize {
+        let Source { slot, at, word } = source;
+        let rank = &mut self.held[slot.index()];
+        if word == Word::Hearsay || !rank.is_simple(at.group) {
+            return 0;
+        }
+        let room = self.counts.max_entries - self.counts.entries.min(self.counts.max_entries);
+        let blocks = &blocks[..room.min(blocks.len())];
+        let is_free = |name| rank.meant(EngineHash(name)).is_none();
+        let change = Change {
+            slot,
+            tier: at.tier,
+            holds: true,
+        };
+        let count = usize::from(self.chains.put_straight(parent, change, blocks, is_free));
+        rank.names += count;
+        self.counts.entries += count;
+        if at.tier != Tier::Device {
+            self.below_device += count;
+        }
+        count
     }
 
     /// Chains `blocks` behind `cursor` and stores them.

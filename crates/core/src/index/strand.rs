@@ -3,6 +3,7 @@
 //! Sequence hashes are chained, so two chains that agree at one block agree at all before it: how
 //! far a prompt follows a run is found by probing, not by comparing block after block.
 
+use super::StoredBlock;
 use super::few::Few;
 use crate::hash::{BlockHash, SequenceHash};
 use crate::ranks::{RankSet, RankSlot};
@@ -169,9 +170,11 @@ impl Holders {
     /// Whether this is what `change` makes of no holders.
     fn is_only(&self, change: Change) -> bool {
         if self.lower.is_none() && change.tier == Tier::Device {
-            let expected = usize::from(change.holds);
-            return self.device.len() == expected
-                && (expected == 0 || self.device.contains(change.slot));
+            return if change.holds {
+                self.device.is_only(change.slot)
+            } else {
+                self.device.is_empty()
+            };
         }
         Tier::ALL.into_iter().all(|tier| {
             let count = self.get(tier).map_or(0, RankSet::len);
@@ -190,6 +193,10 @@ impl Holders {
 impl Strand {
     pub(super) fn first(&self) -> Option<Block> {
         self.blocks.first().copied()
+    }
+
+    pub(super) fn last(&self) -> Option<SequenceHash> {
+        self.blocks.last().map(|block| block.sequence)
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -341,6 +348,39 @@ impl Strand {
         }
     }
 
+    /// How many of `incoming` are the strand's blocks behind `parent`, names and all, as far as the
+    /// holders are the same, and `slot` is not among them but holds `parent`.
+    pub(super) fn same_behind(
+        &self,
+        parent: u8,
+        incoming: &[StoredBlock],
+        slot: RankSlot,
+        is_free: impl Fn(u64) -> bool,
+    ) -> u16 {
+        let holds = |span: &Span| span.held.tiers(slot).next().is_some();
+        let after = u16::from(parent) + 1;
+        let at = self.span_at(u16::from(parent));
+        // A run that the rank holds ends at the parent, or another holder is on one side alone.
+        let [Some(before), Some(span)] = [self.spans.get(at), self.spans.get(at + 1)] else {
+            return 0;
+        };
+        if before.end != after || !holds(before) || holds(span) {
+            return 0;
+        }
+        let [from, to] = [after, span.end].map(|offset| usize::from(offset - self.base));
+        let blocks = self.blocks[from..to].iter().zip(incoming);
+        // Behind the same block the same tokens make the same sequence; 0 is not known.
+        let same = blocks.take_while(|(known, block)| {
+            let name = block.engine_hash.0;
+            known.tokens == block.block_hash
+                && known.tokens.0 != 0
+                && known.name == name
+                && name != 0
+                && is_free(name)
+        });
+        length(same.count())
+    }
+
     /// The first stretch from `from` to `to` that nobody holds.
     pub(super) fn hole(&self, from: u16, to: u16) -> Option<Stretch> {
         let at = self.span_at(from);
@@ -415,6 +455,21 @@ impl Strand {
                     held,
                 });
             }
+        }
+    }
+
+    /// Whether the last block has the one holder that `sole` makes.
+    pub(super) fn ends_with_only(&self, sole: Change) -> bool {
+        self.spans
+            .last()
+            .is_some_and(|span| span.held.is_only(sole))
+    }
+
+    /// Lets what was appended be held by who holds the block before.
+    pub(super) fn cover_all(&mut self) {
+        let end = self.end();
+        if let Some(last) = self.spans.last_mut() {
+            last.end = end;
         }
     }
 
@@ -517,6 +572,6 @@ impl Strand {
     }
 }
 
-fn length(blocks: usize) -> u16 {
+pub(super) fn length(blocks: usize) -> u16 {
     u16::try_from(blocks).unwrap_or(u16::MAX)
 }
