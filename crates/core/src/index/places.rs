@@ -1,7 +1,8 @@
 //! Finds places by parts of hashes; what was hashed is kept elsewhere, and whoever asks says whether a place is the one.
 //!
 //! An entry is eight bytes: a place and a part of a hash. Entries lie in lines of cache: one line
-//! answers most questions, also those whose answer is no.
+//! answers most questions, also those whose answer is no. A byte of each hash lies apart, so that
+//! all of a line are compared as one word.
 
 use std::fmt;
 
@@ -11,6 +12,8 @@ const HASH_BITS: u32 = 24;
 const HASH_AT: u32 = u64::BITS - HASH_BITS;
 /// Entries of a line.
 const LINE: usize = 7;
+const ONES: u64 = u64::from_le_bytes([1; 8]);
+const HIGH: u64 = u64::from_le_bytes([0x80; 8]);
 
 /// Places by a part of a hash.
 #[derive(Clone, Default)]
@@ -19,16 +22,23 @@ pub(super) struct Places {
     len: usize,
 }
 
-/// A line of cache.
+/// A line of cache: entries in parts.
 #[derive(Clone, Default)]
 #[repr(align(64))]
 struct Line {
-    entries: [u64; LINE],
-    /// How many of them are there, from the first on.
-    len: u32,
+    /// The lowest byte of the hash of each entry, and last how many entries there are, from the
+    /// first on.
+    tags: [u8; LINE + 1],
+    strands: [u32; LINE],
     /// How many that belong here or before are in later lines.
     beyond: u32,
+    /// The hashes without their lowest bytes.
+    rests: [u16; LINE],
+    offsets: [u8; LINE],
 }
+
+/// Entries of a line, a bit in the byte of each.
+struct Found(u64);
 
 impl fmt::Debug for Places {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -49,13 +59,8 @@ impl Places {
         // Each line may have sent something to the next, in a ring: one round is all there is.
         for _ in 0..self.lines.len() {
             let line = self.lines.get(at)?;
-            let mut found = line.matching(|entry| hash_of(entry) == hash);
-            while found != 0 {
-                let place = place_of(line.entries[lowest(found)]);
-                if is(place) {
-                    return Some(place);
-                }
-                found &= found - 1;
+            if let Some(place) = line.places(hash).find(|place| is(*place)) {
+                return Some(place);
             }
             if line.beyond == 0 {
                 return None;
@@ -77,8 +82,8 @@ impl Places {
         if !self.is_full()
             && let Some(line) = self.lines.get_mut(home)
             && line.beyond == 0
-            && line.matching(|entry| hash_of(entry) == hash) == 0
-            && line.push(entry(hash, place))
+            && line.matching(hash).0 == 0
+            && line.push(hash, place)
         {
             self.len += 1;
             return true;
@@ -95,7 +100,7 @@ impl Places {
         if self.is_full() {
             self.resize(self.lines.len() * 2);
         }
-        self.put(entry(hash, place));
+        self.put(hash, place);
         self.len += 1;
     }
 
@@ -105,11 +110,11 @@ impl Places {
     }
 
     /// There is room.
-    fn put(&mut self, entry: u64) {
-        let mut at = self.home(hash_of(entry));
+    fn put(&mut self, hash: u32, place: Place) {
+        let mut at = self.home(hash);
         loop {
             let line = &mut self.lines[at];
-            if line.push(entry) {
+            if line.push(hash, place) {
                 return;
             }
             line.beyond += 1;
@@ -119,17 +124,16 @@ impl Places {
 
     /// Takes a place out, once.
     pub(super) fn remove(&mut self, hash: u32, place: Place) {
-        let entry = entry(hash, place);
-        let home = self.home(hash_of(entry));
+        let home = self.home(hash);
         let mut at = home;
         let mut is_found = false;
         for _ in 0..self.lines.len() {
             let Some(line) = self.lines.get_mut(at) else {
                 return;
             };
-            let found = line.matching(|other| other == entry);
-            if found != 0 {
-                line.remove(lowest(found));
+            let found = line.under(hash).find(|at| line.place(*at) == place);
+            if let Some(at) = found {
+                line.remove(at);
                 is_found = true;
                 break;
             }
@@ -155,15 +159,12 @@ impl Places {
     /// decided by them; the results are good for nothing.
     pub(super) fn touch(&self, hash: u32) -> u64 {
         let line = self.lines.get(self.home(hash));
-        line.map_or(0, |line| u64::from(line.len))
+        line.map_or(0, |line| u64::from(line.beyond))
     }
 
     /// The first place that may be the one, of those where the hash belongs.
     pub(super) fn guess(&self, hash: u32) -> Option<Place> {
-        let line = self.lines.get(self.home(hash))?;
-        let found = line.matching(|entry| hash_of(entry) == hash);
-        let entry = line.entries.get(lowest(found))?;
-        Some(place_of(*entry))
+        self.lines.get(self.home(hash))?.places(hash).next()
     }
 
     /// Moves everything to so many lines, which must be enough.
@@ -171,8 +172,8 @@ impl Places {
         let lines = vec![Line::default(); lines.max(2)];
         let before = std::mem::replace(&mut self.lines, lines);
         for line in &before {
-            for entry in line.entries() {
-                self.put(*entry);
+            for at in 0..line.len() {
+                self.put(line.hash(at), line.place(at));
             }
         }
     }
@@ -193,39 +194,75 @@ impl Places {
 }
 
 impl Line {
-    fn entries(&self) -> &[u64] {
-        &self.entries[..slot(self.len)]
+    fn len(&self) -> usize {
+        usize::from(self.tags[LINE]).min(LINE)
     }
 
-    /// Which entries are wanted, a bit each. All are asked: that is cheaper than to stop.
-    fn matching(&self, wanted: impl Fn(u64) -> bool) -> u32 {
-        let bit = |at: usize| u32::from(wanted(self.entries[at])) << at;
-        let bits = (0..LINE).map(bit).fold(0, |all, one| all | one);
-        bits & ((1 << self.len) - 1)
+    /// The entries whose tags are those of the hash. All are asked: that is cheaper than to stop.
+    fn matching(&self, hash: u32) -> Found {
+        let tags = u64::from_le_bytes(self.tags);
+        let other = tags ^ (u64::from(tag(hash)) * ONES);
+        // The high bit of each byte that is 0, and of no other.
+        let same = !(((other & !HIGH) + !HIGH) | other) & HIGH;
+        Found(same & !(u64::MAX << (8 * (tags >> (8 * LINE)))))
+    }
+
+    /// Where entries under a hash are.
+    fn under(&self, hash: u32) -> impl Iterator<Item = usize> {
+        let rest = rest(hash);
+        self.matching(hash)
+            .filter(move |at| self.rests[*at] == rest)
+    }
+
+    /// The places under a hash.
+    fn places(&self, hash: u32) -> impl Iterator<Item = Place> {
+        self.under(hash).map(|at| self.place(at))
+    }
+
+    fn place(&self, at: usize) -> Place {
+        Place {
+            strand: self.strands[at],
+            offset: self.offsets[at],
+        }
+    }
+
+    fn hash(&self, at: usize) -> u32 {
+        u32::from(self.rests[at]) << u8::BITS | u32::from(self.tags[at])
     }
 
     /// False if the line is full.
-    fn push(&mut self, entry: u64) -> bool {
-        let Some(free) = self.entries.get_mut(slot(self.len)) else {
+    fn push(&mut self, hash: u32, place: Place) -> bool {
+        let at = self.len();
+        if at >= LINE {
             return false;
-        };
-        *free = entry;
-        self.len += 1;
+        }
+        self.tags[at] = tag(hash);
+        self.rests[at] = rest(hash);
+        self.strands[at] = place.strand;
+        self.offsets[at] = place.offset;
+        self.tags[LINE] += 1;
         true
     }
 
+    /// Takes out an entry; the last one takes its place.
     fn remove(&mut self, at: usize) {
-        self.len -= 1;
-        self.entries[at] = self.entries[slot(self.len)];
+        let last = self.len() - 1;
+        self.tags[at] = self.tags[last];
+        self.rests[at] = self.rests[last];
+        self.strands[at] = self.strands[last];
+        self.offsets[at] = self.offsets[last];
+        self.tags[LINE] -= 1;
     }
 }
 
-fn lowest(bits: u32) -> usize {
-    slot(bits.trailing_zeros())
-}
+impl Iterator for Found {
+    type Item = usize;
 
-fn slot(number: u32) -> usize {
-    usize::try_from(number).unwrap_or(usize::MAX)
+    fn next(&mut self) -> Option<usize> {
+        let at = usize::try_from(self.0.trailing_zeros() / u8::BITS).unwrap_or(LINE);
+        self.0 &= self.0.wrapping_sub(1);
+        (at < LINE).then_some(at)
+    }
 }
 
 /// The part of a hash that places are kept by.
@@ -233,20 +270,13 @@ pub(super) fn part(hash: u64) -> u32 {
     (hash >> HASH_AT) as u32
 }
 
-fn entry(hash: u32, place: Place) -> u64 {
-    u64::from(hash) << HASH_AT | u64::from(place.offset) << u32::BITS | u64::from(place.strand)
+fn tag(hash: u32) -> u8 {
+    hash.to_le_bytes()[0]
 }
 
-fn hash_of(entry: u64) -> u32 {
-    (entry >> HASH_AT) as u32
-}
-
-#[expect(clippy::cast_possible_truncation, reason = "the bits are taken apart")]
-fn place_of(entry: u64) -> Place {
-    Place {
-        strand: entry as u32,
-        offset: (entry >> u32::BITS) as u8,
-    }
+fn rest(hash: u32) -> u16 {
+    let [_, low, high, _] = hash.to_le_bytes();
+    u16::from_le_bytes([low, high])
 }
 
 #[cfg(test)]
@@ -303,7 +333,7 @@ mod tests {
             places
                 .lines
                 .iter()
-                .all(|line| line.len == 0 && line.beyond == 0)
+                .all(|line| line.len() == 0 && line.beyond == 0)
         );
     }
 }
