@@ -180,6 +180,7 @@ impl RankSet {
     }
 
     /// Whether `slot` is the only member.
+    #[inline]
     pub(crate) fn is_only(&self, slot: RankSlot) -> bool {
         match self {
             Self::Word(word) => slot.0 < WORD_BITS && *word == bit(slot.0),

@@ -88,7 +88,7 @@ impl Holdings {
 
     /// How many of the blocks have names that are neither aliases nor own ones, up to the first.
     pub(super) fn unknown(&self, blocks: &[Block]) -> usize {
-        if self.aliases.is_empty() && self.own.is_empty() {
+        if self.has_no_names() {
             return blocks.len();
         }
         let unknown = |block: &&Block| self.meant(EngineHash(block.name)).is_none();
@@ -111,13 +111,24 @@ impl Holdings {
     }
 
     /// Whether the rank has no name of its own for a block.
+    #[inline]
     pub(super) fn calls_as_all(&self, place: Place) -> bool {
-        !self.is_owned(place) && self.alias(place).is_none()
+        self.has_no_names() || !self.is_owned(place) && self.alias(place).is_none()
     }
 
     /// Where an own name or an alias of the rank is.
+    #[inline]
     pub(super) fn meant(&self, name: EngineHash) -> Option<Place> {
+        if self.has_no_names() {
+            return None;
+        }
         self.own(name).or_else(|| self.aliases.find(name))
+    }
+
+    /// Whether the rank has neither own names nor aliases.
+    #[inline]
+    fn has_no_names(&self) -> bool {
+        self.own.is_empty() && self.aliases.is_empty()
     }
 
     pub(super) fn has_aliases_in(&self, strand: u32) -> bool {

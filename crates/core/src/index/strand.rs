@@ -168,6 +168,7 @@ impl Holders {
     }
 
     /// Whether this is what `change` makes of no holders.
+    #[inline]
     fn is_only(&self, change: Change) -> bool {
         if self.lower.is_none() && change.tier == Tier::Device {
             return if change.holds {
