@@ -56,10 +56,13 @@ async fn steps() -> Outcome<()> {
     tokio::spawn(server.serve(router(ours.clone(), Config::default()), stop.clone()));
 
     let theirs = their_builder().indexer_peers(vec![url]).build().await?;
+    let alone = their_builder().build().await?;
     for worker in [1, 2] {
-        theirs
-            .upsert_worker(serde_json::from_value(registration(worker, &engines))?)
-            .await?;
+        for selector in [&theirs, &alone] {
+            selector
+                .upsert_worker(serde_json::from_value(registration(worker, &engines))?)
+                .await?;
+        }
     }
     println!("ok  the published selector has started with our dump");
 
@@ -84,8 +87,16 @@ async fn steps() -> Outcome<()> {
         sums[1],
         sums[2]
     );
+    for prompt in &prompts {
+        let held = their_answer(&alone, prompt).await?;
+        if held.iter().any(|row| (row.2, row.3, row.4) != (0, 0, 0)) {
+            return Err(format!("without our dump it knows of {held:?}").into());
+        }
+    }
+    println!("ok  one that was not given it knows of no block");
     stop.cancel();
     theirs.shutdown().await;
+    alone.shutdown().await;
     ours.shutdown().await;
     Ok(())
 }
