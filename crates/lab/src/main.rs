@@ -1,6 +1,8 @@
 //! The command line of the lab.
 //! Never decides anything: it reads arguments and calls the library.
 
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::panic))]
+
 use std::fmt::Write as _;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr};
@@ -252,5 +254,33 @@ impl RunArgs {
             turns: self.turns,
             in_flight: self.in_flight.unwrap_or(in_flight),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    /// What `./lab` shows, and knows options by, before anything is built.
+    const OPTIONS: &str = include_str!("../../../docs/lab-options.txt");
+
+    #[test]
+    fn the_options_in_the_docs_are_those_of_the_program() {
+        let mut program = Cli::command().term_width(100);
+        let run = program.find_subcommand_mut("run").unwrap();
+        let help = run.clone().term_width(100).render_help().to_string();
+        let options = help.split_once("Options:\n").unwrap().1;
+        let words = |text: &str| {
+            text.split_whitespace()
+                .map(str::to_owned)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(
+            words(OPTIONS),
+            words(options),
+            "write this there:\n{options}"
+        );
     }
 }
