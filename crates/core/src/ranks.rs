@@ -216,6 +216,10 @@ impl RankSet {
                 return difference(one, other) == 0;
             };
             let at = index(slot.0 / WORD_BITS);
+            if one.len() == other.len() && at < one.len() {
+                let here = (one[at] ^ other[at]) & !bit(slot.0);
+                return here == 0 && one[..at] == other[..at] && one[at + 1..] == other[at + 1..];
+            }
             let (one_before, one) = split(one, at);
             let (other_before, other) = split(other, at);
             let (one_here, one_after) = split(one, 1);
