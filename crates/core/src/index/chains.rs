@@ -137,20 +137,29 @@ impl Chains {
     pub(super) fn append(&mut self, id: u32, blocks: &[Block]) -> u16 {
         let before = self.strand(id).end();
         let room = MAX_BLOCKS - usize::from(before);
+        let blocks = &blocks[..room.min(blocks.len())];
         let mut end = before;
-        for block in &blocks[..room.min(blocks.len())] {
+        let strands = &self.strands;
+        // Those of this call are not in the strand yet.
+        let is_named = |place: Place, name| match u16::from(place.offset).checked_sub(before) {
+            Some(behind) if place.strand == id => blocks
+                .get(usize::from(behind))
+                .is_some_and(|block| block.name == name),
+            _ => is_named(strands, place, name),
+        };
+        for block in blocks {
             if block.name == 0 || self.heads.contains_key(&block.sequence) {
                 break;
             }
-            let strands = &self.strands;
-            let is = |place| is_named(strands, place, block.name);
+            let is = |place| is_named(place, block.name);
             if !self.names.insert(block.name, at(id, end), is) {
                 break;
             }
-            self.strands[index(id)].push(*block);
             end += 1;
         }
-        end - before
+        let count = end - before;
+        self.strands[index(id)].extend(&blocks[..usize::from(count)]);
+        count
     }
 
     /// Lets a rank that holds `parent` hold blocks behind it in the strand, as far as others hold

@@ -45,6 +45,7 @@ impl Names {
     }
 
     /// Adds a name; false if it is there, as `is` tells of the block at a place.
+    #[inline]
     pub(super) fn insert(&mut self, name: u64, place: Place, is: impl Fn(Place) -> bool) -> bool {
         let (shard, hash) = self.hash(name);
         self.shards[shard].insert_new(hash, place, is)

@@ -20,6 +20,8 @@ const HIGH: u64 = u64::from_le_bytes([0x80; 8]);
 pub(super) struct Places {
     lines: Vec<Line>,
     len: usize,
+    /// With so many it is as full as it gets.
+    most: usize,
 }
 
 /// A line of cache: entries in parts.
@@ -71,23 +73,33 @@ impl Places {
     }
 
     /// Adds a place, unless `is` says that one under the hash is the one; false then.
+    #[inline]
     pub(super) fn insert_new(
         &mut self,
         hash: u32,
         place: Place,
         is: impl Fn(Place) -> bool,
     ) -> bool {
-        let home = self.home(hash);
-        // Most often the line where it belongs says all, and has room.
-        if !self.is_full()
-            && let Some(line) = self.lines.get_mut(home)
-            && line.beyond == 0
-            && line.matching(hash).0 == 0
-            && line.push(hash, place)
-        {
-            self.len += 1;
-            return true;
+        self.insert_first(hash, place) || self.insert_if_new(hash, place, is)
+    }
+
+    /// Adds a place if the line where it belongs, as most often, says that none is under the hash, and has room.
+    #[inline]
+    fn insert_first(&mut self, hash: u32, place: Place) -> bool {
+        if self.len >= self.most {
+            return false;
         }
+        let home = self.home(hash);
+        let Some(line) = self.lines.get_mut(home) else {
+            return false;
+        };
+        let is_in = line.beyond == 0 && !line.may_have(hash) && line.push(hash, place);
+        self.len += usize::from(is_in);
+        is_in
+    }
+
+    #[inline(never)]
+    fn insert_if_new(&mut self, hash: u32, place: Place, is: impl Fn(Place) -> bool) -> bool {
         if self.find(hash, is).is_some() {
             return false;
         }
@@ -97,16 +109,11 @@ impl Places {
 
     /// Adds a place, which may be there already.
     pub(super) fn insert(&mut self, hash: u32, place: Place) {
-        if self.is_full() {
+        if self.len >= self.most {
             self.resize(self.lines.len() * 2);
         }
         self.put(hash, place);
         self.len += 1;
-    }
-
-    /// As full as it gets.
-    fn is_full(&self) -> bool {
-        self.len >= self.lines.len() * LINE * 3 / 4
     }
 
     /// There is room.
@@ -170,6 +177,7 @@ impl Places {
     /// Moves everything to so many lines, which must be enough.
     fn resize(&mut self, lines: usize) {
         let lines = vec![Line::default(); lines.max(2)];
+        self.most = lines.len() * LINE * 3 / 4;
         let before = std::mem::replace(&mut self.lines, lines);
         for line in &before {
             for at in 0..line.len() {
@@ -196,6 +204,13 @@ impl Places {
 impl Line {
     fn len(&self) -> usize {
         usize::from(self.tags[LINE]).min(LINE)
+    }
+
+    /// False if no entry is under the hash; true may be wrong.
+    fn may_have(&self, hash: u32) -> bool {
+        let other = u64::from_le_bytes(self.tags) ^ (u64::from(tag(hash)) * ONES);
+        // Not zero if some byte is.
+        other.wrapping_sub(ONES) & !other & HIGH != 0
     }
 
     /// The entries whose tags are those of the hash. All are asked: that is cheaper than to stop.
@@ -248,6 +263,7 @@ impl Line {
     fn remove(&mut self, at: usize) {
         let last = self.len() - 1;
         self.tags[at] = self.tags[last];
+        self.tags[last] = 0;
         self.rests[at] = self.rests[last];
         self.strands[at] = self.strands[last];
         self.offsets[at] = self.offsets[last];
@@ -274,9 +290,12 @@ fn tag(hash: u32) -> u8 {
     hash.to_le_bytes()[0]
 }
 
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "of a part of a hash no more than this is left"
+)]
 fn rest(hash: u32) -> u16 {
-    let [_, low, high, _] = hash.to_le_bytes();
-    u16::from_le_bytes([low, high])
+    (hash >> u8::BITS) as u16
 }
 
 #[cfg(test)]

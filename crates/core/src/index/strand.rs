@@ -250,6 +250,11 @@ impl Strand {
         offset
     }
 
+    /// Appends blocks that nobody holds, as [`push`](Self::push) does.
+    pub(super) fn extend(&mut self, blocks: &[Block]) {
+        self.blocks.extend_from_slice(blocks);
+    }
+
     /// How many leading hashes of `chain` are the strand's; the first is known to be.
     pub(super) fn matching(&self, chain: &[SequenceHash]) -> usize {
         let most = self.blocks.len().min(chain.len());
