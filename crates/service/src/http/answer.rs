@@ -118,7 +118,7 @@ pub(super) struct ReservationAnswer<'a> {
     endpoint: &'a str,
 }
 
-/// The load of one partition, as `/loads` tells it.
+/// The load of one partition.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct LoadsAnswer<'a> {
     model_name: &'a str,
