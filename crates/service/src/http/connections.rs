@@ -13,6 +13,8 @@ use tokio_util::sync::CancellationToken;
 
 /// Looks in the time that a connection may stand still.
 const LOOKS: u32 = 2;
+/// However short that time is, looking must not keep a thread busy.
+const LEAST_REST: Duration = Duration::from_millis(1);
 
 /// The open connections of a server.
 #[derive(Debug, Default)]
@@ -81,7 +83,7 @@ impl Connections {
     /// Cuts, for as long as it is polled, what stands still for `limit`, at the next look.
     pub(super) async fn watch(&self, limit: Duration) {
         loop {
-            sleep(limit / LOOKS).await;
+            sleep((limit / LOOKS).max(LEAST_REST)).await;
             self.look();
         }
     }
