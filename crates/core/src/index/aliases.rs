@@ -45,9 +45,10 @@ impl Aliases {
         !self.is_empty() && self.by_strand.contains_key(&strand)
     }
 
-    /// Reads what asking for the name will read first, as [`Places::touch`] does.
-    pub(super) fn touch(&self, name: EngineHash) -> u64 {
-        self.places.touch(self.hash(name))
+    /// Asks for the memory that asking for the name will read first, as [`Places::prefetch`] does.
+    #[inline]
+    pub(super) fn prefetch(&self, name: EngineHash) {
+        self.places.prefetch(self.hash(name));
     }
 
     /// The block of a name.

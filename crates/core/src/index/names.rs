@@ -57,10 +57,11 @@ impl Names {
         self.shards[shard].remove(hash, place);
     }
 
-    /// Reads what asking for the name will read first, as [`Places::touch`] does.
-    pub(super) fn touch(&self, name: u64) -> u64 {
+    /// Asks for the memory that asking for the name will read first, as [`Places::prefetch`] does.
+    #[inline]
+    pub(super) fn prefetch(&self, name: u64) {
         let (shard, hash) = self.hash(name);
-        self.shards[shard].touch(hash)
+        self.shards[shard].prefetch(hash);
     }
 
     /// Where the name's block may be, to be read ahead.

@@ -6,6 +6,8 @@
 
 use std::fmt;
 
+use prefetch_index::prefetch_index;
+
 use super::strand::Place;
 
 const HASH_BITS: u32 = 24;
@@ -162,11 +164,10 @@ impl Places {
         }
     }
 
-    /// Reads what asking for a hash will read first. Of several the reads overlap, because nothing is
-    /// decided by them; the results are good for nothing.
-    pub(super) fn touch(&self, hash: u32) -> u64 {
-        let line = self.lines.get(self.home(hash));
-        line.map_or(0, |line| u64::from(line.beyond))
+    /// Asks for the memory that asking for a hash will read first, and does not wait for it.
+    #[inline]
+    pub(super) fn prefetch(&self, hash: u32) {
+        prefetch_index(&*self.lines, self.home(hash));
     }
 
     /// The first place that may be the one, of those where the hash belongs.
