@@ -15,6 +15,7 @@ mod chains;
 mod doubt;
 mod dump;
 mod few;
+mod forks;
 mod holdings;
 mod names;
 mod places;

@@ -3,6 +3,7 @@
 use hashbrown::HashMap;
 
 use super::StoredBlock;
+use super::forks::Generation;
 use super::names::Names;
 use super::strand::{Block, Change, Holders, MAX_BLOCKS, Place, Strand, Stretch};
 use crate::hash::{SequenceHash, chain};
@@ -18,6 +19,8 @@ pub(super) struct Chains {
     names: Names,
     /// Blocks that somebody holds.
     blocks: usize,
+    /// Strands whose block before the first is gone, or may be.
+    lost: usize,
 }
 
 /// What a new block follows.
@@ -93,11 +96,10 @@ impl Chains {
         }
         if let Some(&id) = self.heads.get(&sequence) {
             let parent = previous.and_then(|place| Some((place, self.block(place)?.sequence)));
-            let strand = &mut self.strands[index(id)];
             if parent.is_some() {
-                strand.parent = parent;
+                self.set_parent(id, parent);
             }
-            return Next::There(at(id, strand.base()));
+            return Next::There(at(id, self.strand(id).base()));
         }
         append.map_or(Next::Head, Next::Append)
     }
@@ -120,9 +122,8 @@ impl Chains {
                 let parent = behind
                     .sequence
                     .map(|sequence| (behind.place.unwrap_or(Place::NOWHERE), sequence));
+                self.set_parent(id, parent);
                 let strand = &mut self.strands[index(id)];
-                *strand = Strand::default();
-                strand.parent = parent;
                 strand.depth = behind.depth;
                 strand.reserve(more);
                 let place = at(id, strand.push(block));
@@ -132,8 +133,8 @@ impl Chains {
         }
     }
 
-    /// Appends blocks behind the last one of a strand, names and all, as far as both the blocks and
-    /// the names are new and there is room; how many. Nobody holds them yet.
+    /// Appends blocks behind the last one of a strand, which has just come, names and all, as far as
+    /// both the blocks and the names are new and there is room; how many. Nobody holds them yet.
     pub(super) fn append(&mut self, id: u32, blocks: &[Block]) -> u16 {
         let before = self.strand(id).end();
         let room = MAX_BLOCKS - usize::from(before);
@@ -148,7 +149,7 @@ impl Chains {
             _ => is_named(strands, place, name),
         };
         for block in blocks {
-            if block.name == 0 || self.heads.contains_key(&block.sequence) {
+            if block.name == 0 || self.begins_behind_new(block.sequence) {
                 break;
             }
             let is = |place| is_named(place, block.name);
@@ -160,6 +161,35 @@ impl Chains {
         let count = end - before;
         self.strands[index(id)].extend(&blocks[..usize::from(count)]);
         count
+    }
+
+    /// Whether a strand begins with the block of `sequence`, which belongs behind one that was not there before.
+    fn begins_behind_new(&self, sequence: SequenceHash) -> bool {
+        self.lost > 0 && self.heads.contains_key(&sequence)
+    }
+
+    /// Says what is before a strand: a block, one that is gone, or nothing at all.
+    fn set_parent(&mut self, id: u32, parent: Option<(Place, SequenceHash)>) {
+        self.detach(id);
+        let Some((place, _)) = parent else { return };
+        let mut counted = Generation::default();
+        match self.strands.get_mut(index(place.strand)) {
+            Some(before) => counted = before.forks.add(place.offset),
+            None => self.lost += 1,
+        }
+        let strand = &mut self.strands[index(id)];
+        (strand.parent, strand.counted) = (parent, counted);
+    }
+
+    /// Lets nothing be before a strand.
+    fn detach(&mut self, id: u32) {
+        let strand = &mut self.strands[index(id)];
+        let counted = strand.counted;
+        if let Some((place, _)) = strand.parent.take() {
+            let before = self.strands.get_mut(index(place.strand));
+            let was_lost = before.is_none_or(|before| !before.forks.remove(counted));
+            self.lost -= usize::from(was_lost);
+        }
     }
 
     /// Lets a rank that holds `parent` hold blocks behind it in the strand, as far as others hold
@@ -194,10 +224,16 @@ impl Chains {
         let before = strand.end();
         let mut end = before;
         let mut previous = strand.last();
+        let mut may_begin = strand.forks.may_be_behind(at(id, before - 1).offset);
         for block in &blocks[..blocks.len().min(MAX_BLOCKS - usize::from(before))] {
             let sequence = chain(previous, block.block_hash);
             let name = block.engine_hash.0;
-            if name == 0 || self.heads.contains_key(&sequence) || !is_free(name) {
+            let begins = if std::mem::take(&mut may_begin) {
+                self.heads.contains_key(&sequence)
+            } else {
+                self.begins_behind_new(sequence)
+            };
+            if name == 0 || begins || !is_free(name) {
                 break;
             }
             let strands = &self.strands;
@@ -330,15 +366,23 @@ impl Chains {
         if let Some(end) = end {
             strand.cut(end);
         }
-        let moved = strand.trim();
-        if !moved && !strand.is_empty() {
+        let before = strand.trim();
+        // Blocks at the front went, or all, or some at the end.
+        let end = match before {
+            None if !strand.is_empty() => strand.end(),
+            _ => 0,
+        };
+        self.lost += usize::try_from(strand.forks.lose_from(end)).unwrap_or(usize::MAX);
+        if end > 0 {
             return;
         }
         self.heads.remove(&first.sequence);
         if let Some(first) = strand.first() {
             self.heads.insert(first.sequence, id);
+            self.set_parent(id, before.map(|sequence| (Place::NOWHERE, sequence)));
         } else {
-            *strand = Strand::default();
+            self.detach(id);
+            self.strands[index(id)].reset();
             self.free.push(id);
         }
     }
@@ -386,4 +430,44 @@ pub(super) fn at(strand: u32, offset: u16) -> Place {
 
 fn index(id: u32) -> usize {
     usize::try_from(id).unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+impl Chains {
+    /// Compares what is known of the blocks before strands with what a look at all of them says.
+    pub(super) fn check_parents(&self) {
+        let mut forks: HashMap<u32, Vec<u8>> = HashMap::new();
+        let (mut lost, mut surely_lost) = (0, 0);
+        for id in self.heads.values() {
+            let strand = self.strand(*id);
+            let Some((place, sequence)) = strand.parent else {
+                continue;
+            };
+            let before = self.strands.get(index(place.strand));
+            if before.is_some_and(|before| before.forks.counts(strand.counted)) {
+                forks.entry(place.strand).or_default().push(place.offset);
+            } else {
+                lost += 1;
+            }
+            let found = self.strands.iter().find_map(|strand| {
+                let mut offsets = strand.base()..strand.end();
+                let is = |offset: &u16| {
+                    strand.get(*offset).map(|block| block.sequence) == Some(sequence)
+                };
+                Some((strand, offsets.find(is)?))
+            });
+            match found {
+                Some((strand, offset)) => {
+                    assert!(self.lost > 0 || strand.forks.may_be_behind(at(0, offset).offset));
+                }
+                None => surely_lost += 1,
+            }
+        }
+        assert_eq!(self.lost, lost);
+        assert!(lost >= surely_lost, "{surely_lost} of {lost}");
+        for (id, strand) in (0..).zip(&self.strands) {
+            let offsets = forks.remove(&id).unwrap_or_default();
+            assert!(strand.forks.covers(&offsets), "strand {id}: {offsets:?}");
+        }
+    }
 }

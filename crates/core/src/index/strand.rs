@@ -5,6 +5,7 @@
 
 use super::StoredBlock;
 use super::few::Few;
+use super::forks::{Forks, Generation};
 use crate::hash::{BlockHash, SequenceHash};
 use crate::ranks::{RankSet, RankSlot};
 use crate::tier::Tier;
@@ -51,6 +52,9 @@ pub(super) struct Block {
 pub(super) struct Strand {
     /// The block before the first, as it was; it may be gone.
     pub(super) parent: Option<(Place, SequenceHash)>,
+    /// When its strand counted this one.
+    pub(super) counted: Generation,
+    pub(super) forks: Forks,
     /// Blocks of the chain before offset 0.
     pub(super) depth: u32,
     /// Offset of the first block; what was before it was held by nobody.
@@ -192,6 +196,15 @@ impl Holders {
 }
 
 impl Strand {
+    /// Makes an empty one of it, which may become another.
+    pub(super) fn reset(&mut self) {
+        let forks = std::mem::take(&mut self.forks);
+        *self = Self {
+            forks,
+            ..Self::default()
+        };
+    }
+
     pub(super) fn first(&self) -> Option<Block> {
         self.blocks.first().copied()
     }
@@ -520,8 +533,8 @@ impl Strand {
         self.blocks.truncate(usize::from(end - self.base));
     }
 
-    /// Drops blocks at both ends that nobody holds; true if the first block changed.
-    pub(super) fn trim(&mut self) -> bool {
+    /// Drops blocks at both ends that nobody holds; if the first block changed, the one before it.
+    pub(super) fn trim(&mut self) -> Option<SequenceHash> {
         if self.spans.last().is_some_and(|span| span.held.is_empty()) {
             self.spans.remove(self.spans.len() - 1);
             let end = self.spans.last().map_or(self.base, |span| span.end);
@@ -535,14 +548,13 @@ impl Strand {
             _ => 0,
         };
         if self.blocks.is_empty() || holes <= KEPT_HOLES {
-            return false;
+            return None;
         }
         self.spans.remove(0);
         let before = self.blocks.drain(..usize::from(holes)).next_back();
         self.blocks.shrink_to(self.blocks.len());
         self.base += holes;
-        self.parent = before.map(|block| (Place::NOWHERE, block.sequence));
-        true
+        before.map(|block| block.sequence)
     }
 
     fn start(&self, span: usize) -> u16 {

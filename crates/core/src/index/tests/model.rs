@@ -271,6 +271,7 @@ fn check(spice: Spice) {
     for worker in models.keys() {
         index.remove_rank(*worker);
     }
+    index.chains.check_parents();
     let stats = index.stats();
     assert_eq!(
         (stats.ranks, stats.blocks, stats.entries, stats.strands),
@@ -293,6 +294,7 @@ fn check_sums(index: &KvIndex, models: &BTreeMap<WorkerWithDpRank, Naive>) {
     assert_eq!(stats.unconfirmed, doubted);
     let waiting: usize = models.values().map(|model| model.waiting.len()).sum();
     assert_eq!(stats.waiting_events, waiting);
+    index.chains.check_parents();
 }
 
 /// An index that is told a dump answers as the dumped one does.
