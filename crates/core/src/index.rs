@@ -208,9 +208,9 @@ impl KvIndex {
         self.ranks.workers().map(|(worker, _)| worker)
     }
 
-    /// Reads ahead what a rank's next events will look at first: names that are to come, and names of blocks that are
-    /// there, as parents are. Nothing changes. The reads of one call overlap, so that many small events at once wait
-    /// for memory but once.
+    /// Asks for the memory that a rank's next events will look at first: of names that are to come, and of names of
+    /// blocks that are there, as parents are. Nothing changes. What one call asks for comes at once, so that many
+    /// small events wait for memory but once.
     pub fn expect(
         &self,
         worker: WorkerWithDpRank,
@@ -222,9 +222,10 @@ impl KvIndex {
         };
         let to_come = to_come.into_iter().map(|name| name.0);
         let there = there.into_iter().map(|name| name.0);
-        self.held[slot.index()].fetch(there.clone().chain(to_come.clone()));
-        self.chains.fetch(there.clone().chain(to_come));
-        self.chains.fetch_blocks(there);
+        let names = there.clone().chain(to_come);
+        self.held[slot.index()].prefetch(names.clone());
+        self.chains.prefetch(names);
+        self.chains.prefetch_blocks(there);
     }
 
     /// Takes over what a rank says of its device tier.

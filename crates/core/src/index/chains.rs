@@ -149,7 +149,9 @@ impl Chains {
             _ => is_named(strands, place, name),
         };
         for block in blocks {
-            if block.name == 0 || self.begins_behind_new(block.sequence) {
+            // Behind a new block only a strand begins that has lost the one before.
+            let begins = self.lost > 0 && self.heads.contains_key(&block.sequence);
+            if block.name == 0 || begins {
                 break;
             }
             let is = |place| is_named(place, block.name);
@@ -161,11 +163,6 @@ impl Chains {
         let count = end - before;
         self.strands[index(id)].extend(&blocks[..usize::from(count)]);
         count
-    }
-
-    /// Whether a strand begins with the block of `sequence`, which belongs behind one that was not there before.
-    fn begins_behind_new(&self, sequence: SequenceHash) -> bool {
-        self.lost > 0 && self.heads.contains_key(&sequence)
     }
 
     /// Says what is before a strand: a block, one that is gone, or nothing at all.
@@ -193,7 +190,7 @@ impl Chains {
     }
 
     /// Lets a rank that holds `parent` hold blocks behind it in the strand, as far as others hold
-    /// them under these names, and no others; or, at the end of what it holds alone, new blocks. How many.
+    /// them under these names, and no others; or, at the end of what it holds alone, one new block. How many.
     pub(super) fn put_straight(
         &mut self,
         parent: Place,
@@ -204,10 +201,12 @@ impl Chains {
         let strand = &mut self.strands[index(parent.strand)];
         let from = u16::from(parent.offset) + 1;
         if from == strand.end() {
-            if !strand.ends_with_only(change) {
-                return 0;
-            }
-            return self.extend(parent.strand, blocks, is_free);
+            return match blocks {
+                [block] if strand.ends_with_only(change) => {
+                    u16::from(self.extend(parent, block, is_free))
+                }
+                _ => 0,
+            };
         }
         let count = strand.same_behind(parent.offset, blocks, change.slot, is_free);
         if count > 0 {
@@ -217,45 +216,35 @@ impl Chains {
         count
     }
 
-    /// Appends blocks to a strand, held by whoever holds its last one, as far as they and their
-    /// names are new and there is room; how many.
-    fn extend(&mut self, id: u32, blocks: &[StoredBlock], is_free: impl Fn(u64) -> bool) -> u16 {
-        let strand = &self.strands[index(id)];
-        let before = strand.end();
-        let mut end = before;
-        let mut previous = strand.last();
-        let mut may_begin = strand.forks.may_be_behind(at(id, before - 1).offset);
-        for block in &blocks[..blocks.len().min(MAX_BLOCKS - usize::from(before))] {
-            let sequence = chain(previous, block.block_hash);
-            let name = block.engine_hash.0;
-            let begins = if std::mem::take(&mut may_begin) {
-                self.heads.contains_key(&sequence)
-            } else {
-                self.begins_behind_new(sequence)
-            };
-            if name == 0 || begins || !is_free(name) {
-                break;
-            }
-            let strands = &self.strands;
-            let is = |place| is_named(strands, place, name);
-            if !self.names.insert(name, at(id, end), is) {
-                break;
-            }
-            let strand = &mut self.strands[index(id)];
-            if end == before {
-                strand.reserve(blocks.len());
-            }
-            strand.push(Block {
-                sequence,
-                tokens: block.block_hash,
-                name,
-            });
-            previous = Some(sequence);
-            end += 1;
+    /// Appends a block behind the last one of a strand, held by whoever holds that one; false if there
+    /// is no room, or it or its name is not new.
+    fn extend(&mut self, last: Place, block: &StoredBlock, is_free: impl Fn(u64) -> bool) -> bool {
+        let strand = &self.strands[index(last.strand)];
+        let name = block.engine_hash.0;
+        if strand.is_full() || name == 0 || !is_free(name) {
+            return false;
         }
-        self.strands[index(id)].cover_all();
-        self.blocks += usize::from(end - before);
-        end - before
+        let sequence = chain(strand.last(), block.block_hash);
+        let may_begin = self.lost > 0 || strand.forks.may_be_behind(last.offset);
+        if may_begin && self.heads.contains_key(&sequence) {
+            return false;
+        }
+        let strands = &self.strands;
+        let is = |place| is_named(strands, place, name);
+        let place = at(last.strand, u16::from(last.offset) + 1);
+        if !self.names.insert(name, place, is) {
+            return false;
+        }
+        let strand = &mut self.strands[index(last.strand)];
+        strand.reserve(1);
+        strand.push(Block {
+            sequence,
+            tokens: block.block_hash,
+            name,
+        });
+        strand.cover_all();
+        self.blocks += 1;
+        true
     }
 
     /// Gives a block a name in the table, if that is free.
@@ -269,20 +258,18 @@ impl Chains {
         is_free
     }
 
-    /// Brings near what naming blocks will touch: asked for together they do not wait for each other.
-    pub(super) fn fetch(&self, names: impl Iterator<Item = u64>) {
+    /// Asks for the memory that naming blocks, or asking for their names, will touch, and does not wait for it.
+    pub(super) fn prefetch(&self, names: impl Iterator<Item = u64>) {
         names.for_each(|name| self.names.prefetch(name));
     }
 
-    /// Brings near the blocks that the table has under these names, once the names are.
-    pub(super) fn fetch_blocks(&self, names: impl Iterator<Item = u64>) {
-        let touched = names.map(|name| {
-            let place = self.names.guess(name);
-            place
-                .and_then(|place| self.block(place))
-                .map_or(0, |block| block.name)
-        });
-        std::hint::black_box(touched.fold(0, |all, one| all ^ one));
+    /// Asks for the memory of the blocks that the table has under these names, and waits for the names alone.
+    pub(super) fn prefetch_blocks(&self, names: impl Iterator<Item = u64>) {
+        for place in names.filter_map(|name| self.names.guess(name)) {
+            if let Some(strand) = self.strands.get(index(place.strand)) {
+                strand.prefetch(place.offset);
+            }
+        }
     }
 
     /// Makes a change; blocks that nobody holds any more are forgotten.

@@ -170,8 +170,8 @@ impl Holdings {
         self.aliases.remove(place)
     }
 
-    /// Brings near what asking for names will touch.
-    pub(super) fn fetch(&self, names: impl Iterator<Item = u64>) {
+    /// Asks for the memory that asking for names will touch, and does not wait for it.
+    pub(super) fn prefetch(&self, names: impl Iterator<Item = u64>) {
         if !self.aliases.is_empty() {
             names.for_each(|name| self.aliases.prefetch(EngineHash(name)));
         }

@@ -52,7 +52,7 @@ impl KvIndex {
         places.clear();
         let rank = &self.held[slot.index()];
         let raw = names.iter().map(|name| name.0);
-        self.chains.fetch(raw.clone());
+        self.chains.prefetch(raw.clone());
         let mut near = None;
         for (at, name) in names.iter().enumerate() {
             let beside = near.and_then(|near| self.beside(near, rank, *name));
@@ -62,7 +62,7 @@ impl KvIndex {
                 continue;
             }
             if at < 2 {
-                rank.fetch(raw.clone().skip(at));
+                rank.prefetch(raw.clone().skip(at));
             }
             let place = rank.find_alias(*name).or_else(|| self.chains.named(name.0));
             near = place.map(|place| self.near(slot, place)).or(near);

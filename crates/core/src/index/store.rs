@@ -64,12 +64,6 @@ impl KvIndex {
         let mut cursor = Cursor::default();
         let mut straight = 0;
         if let Some(parent) = parent {
-            // Whoever stores one block at a time has `expect`.
-            if blocks.len() > 1 {
-                let names = blocks.iter().map(|block| block.engine_hash.0);
-                self.held[source.slot.index()].fetch(names.clone());
-                self.chains.fetch(names);
-            }
             let known = self.meaning(source.slot, parent);
             straight = known.map_or(0, |place| self.put_straight(source, place, blocks));
             let is_held = |place: &Place| straight > 0 || self.is_held_by(source.slot, *place);
@@ -168,13 +162,17 @@ impl KvIndex {
         let mut incoming = std::mem::take(&mut self.incoming);
         incoming.clear();
         let mut previous = cursor.sequence;
+        let names = blocks.iter().map(|block| block.engine_hash.0);
+        self.held[source.slot.index()].prefetch(names);
         incoming.extend(blocks.iter().map(|block| {
+            let name = block.engine_hash.0;
+            self.chains.prefetch(std::iter::once(name));
             let sequence = chain(previous, block.block_hash);
             previous = Some(sequence);
             Block {
                 sequence,
                 tokens: block.block_hash,
-                name: block.engine_hash.0,
+                name,
             }
         }));
         let tally = self.put(source, cursor, &incoming);

@@ -3,6 +3,8 @@
 //! Sequence hashes are chained, so two chains that agree at one block agree at all before it: how
 //! far a prompt follows a run is found by probing, not by comparing block after block.
 
+use prefetch_index::prefetch_index;
+
 use super::StoredBlock;
 use super::few::Few;
 use super::forks::{Forks, Generation};
@@ -228,6 +230,12 @@ impl Strand {
 
     pub(super) fn get(&self, offset: u16) -> Option<&Block> {
         self.blocks.get(usize::from(offset.checked_sub(self.base)?))
+    }
+
+    /// Asks for the memory of a block, and does not wait for it.
+    pub(super) fn prefetch(&self, offset: u8) {
+        let at = u16::from(offset).wrapping_sub(self.base);
+        prefetch_index(&*self.blocks, usize::from(at));
     }
 
     pub(super) fn blocks_mut(&mut self, stretch: Stretch) -> &mut [Block] {
