@@ -69,6 +69,10 @@ impl Ours {
         events.iter().map(event).collect()
     }
 
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "dropping them is part of the work, as it is on the other side"
+    )]
     pub(crate) fn apply(&mut self, events: Vec<(WorkerWithDpRank, KvEvent)>) {
         for batch in events.chunks(BATCH) {
             for of_worker in batch.chunk_by(|(one, _), (next, _)| one == next) {

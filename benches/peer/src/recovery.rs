@@ -155,7 +155,7 @@ fn fill(engines: &[Engine; 3]) -> Outcome<Vec<Vec<u32>>> {
             if random.random_bool(0.3) && chain > 0 {
                 continue;
             }
-            let names = engine.names(&prompt);
+            let names = names_of(&prompt);
             let on_device = random.random_range(1..=names.len());
             engine.store(&names, &prompt, 0..on_device, "GPU")?;
             let in_host = random.random_range(on_device..=names.len());
@@ -279,20 +279,6 @@ impl Engine {
         self.next.get() - 1
     }
 
-    /// A name for each block, which says what is before it, as engines make them.
-    fn names(&self, prompt: &[u32]) -> Vec<u64> {
-        let mut name = 0xcbf2_9ce4_8422_2325_u64;
-        let blocks = prompt.chunks_exact(BLOCK_SIZE as usize);
-        blocks
-            .map(|block| {
-                for token in block {
-                    name = (name ^ u64::from(*token)).wrapping_mul(0x0100_0000_01b3);
-                }
-                name | 1 << 63
-            })
-            .collect()
-    }
-
     fn store(
         &self,
         names: &[u64],
@@ -350,4 +336,18 @@ fn write_all(out: &mut Vec<u8>, numbers: &[u64]) -> Outcome<()> {
         encode::write_uint(out, *number)?;
     }
     Ok(())
+}
+
+/// A name for each block, which says what is before it, as engines make them.
+fn names_of(prompt: &[u32]) -> Vec<u64> {
+    let mut name = 0xcbf2_9ce4_8422_2325_u64;
+    let blocks = prompt.chunks_exact(BLOCK_SIZE as usize);
+    blocks
+        .map(|block| {
+            for token in block {
+                name = (name ^ u64::from(*token)).wrapping_mul(0x0100_0000_01b3);
+            }
+            name | 1 << 63
+        })
+        .collect()
 }
