@@ -13,6 +13,7 @@ mod cache;
 mod describe;
 mod explicit;
 mod inspect;
+mod lock;
 mod select;
 pub(crate) mod workers;
 
@@ -20,7 +21,6 @@ use std::fmt;
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
-
 use std::time::Duration;
 
 use hashbrown::HashMap;
@@ -312,11 +312,11 @@ impl Partition {
     }
 
     fn read_index(&self) -> RwLockReadGuard<'_, Indexed> {
-        self.index.read().unwrap_or_else(PoisonError::into_inner)
+        lock::take(|| self.index.try_read(), || self.index.read())
     }
 
     fn write_index(&self) -> RwLockWriteGuard<'_, Indexed> {
-        self.index.write().unwrap_or_else(PoisonError::into_inner)
+        lock::take(|| self.index.try_write(), || self.index.write())
     }
 }
 
