@@ -11,7 +11,7 @@ use super::places::{Places, part};
 use super::strand::Place;
 
 /// Tables of this many parts grow one part at a time, so that no single event pays for all.
-const SHARDS: usize = 64;
+const SHARDS: usize = 256;
 
 /// Places by name.
 pub(super) struct Names {
