@@ -16,6 +16,7 @@ mod doubt;
 mod dump;
 mod few;
 mod forks;
+mod holders;
 mod holdings;
 mod names;
 mod places;

@@ -4,8 +4,9 @@ use hashbrown::HashMap;
 
 use super::StoredBlock;
 use super::forks::Generation;
+use super::holders::{Change, Holders};
 use super::names::Names;
-use super::strand::{Block, Change, Holders, MAX_BLOCKS, Place, Strand, Stretch};
+use super::strand::{Block, MAX_BLOCKS, Place, Strand, Stretch};
 use crate::hash::{SequenceHash, chain};
 use crate::ranks::RankSlot;
 use crate::tier::Tier;

@@ -10,7 +10,8 @@ use hashbrown::HashMap;
 use pointsman_plugin::WorkerWithDpRank;
 
 use super::chains::at;
-use super::strand::{Holders, Place, Strand};
+use super::holders::Holders;
+use super::strand::{Place, Strand};
 use super::{KvIndex, StoredBlock, Tier};
 use crate::hash::{EngineHash, SequenceHash};
 use crate::ranks::RankSlot;

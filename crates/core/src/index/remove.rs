@@ -1,8 +1,9 @@
 //! Takes copies from ranks, and blocks from them with the last one; it stores nothing.
 
 use super::apply::{Run, count};
+use super::holders::Change;
 use super::holdings::Holdings;
-use super::strand::{Change, Place, Stretch};
+use super::strand::{Place, Stretch};
 use super::{Applied, KvIndex, Placement, Tier};
 use crate::hash::EngineHash;
 use crate::ranks::RankSlot;

@@ -4,7 +4,8 @@ use pointsman_plugin::WorkerWithDpRank;
 
 use super::apply::{Run, Source, Word, count};
 use super::chains::{self, Next};
-use super::strand::{Block, Change, Place, Stretch, length};
+use super::holders::Change;
+use super::strand::{Block, Place, Stretch, length};
 use super::waiting::Orphan;
 use super::{Applied, KvIndex, Placement, StoredBlock, Tier};
 use crate::hash::{BlockHash, EngineHash, SequenceHash, chain};
