@@ -2,7 +2,8 @@
 //!
 //! Three locks, and what each is for:
 //!
-//! - `index`: the KV index and the worker table that goes with it. Never held with another.
+//! - `index`: the KV index and the worker table that goes with it. Never held with another, and never for long: its
+//!   takers stay awake at first (`lock`).
 //! - `policy`: the policy, user code that sees one selection at a time.
 //! - `load`: the books. Map operations only; taken under `policy` or alone.
 //!
